@@ -40,6 +40,7 @@ from .market._mechanism import Mechanism as Mechanism
 from .market._outcome import Outcome as Outcome
 from .mechanisms._registry import mechanism as mechanism
 from .mechanisms._registry import mechanism_names as mechanism_names
+from .mechanisms.learned._train import train as train
 from .privacy._wallet import Wallet as Wallet
 from .reports._comparison import audit as audit
 from .reports._comparison import compare as compare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -88,3 +89,56 @@ def test_three_past_bids_are_refused(tmp_path):
     done = run.invoke(app, ["train", "mfg-regretnet", "--scenario", str(past), "--out", str(tmp_path / "w")])
     assert "too few to learn from" in str(done.exception)
     assert not (tmp_path / "w").exists()
+
+
+NETWORK = """
+import torch
+from torch import nn
+from privmarket.mechanisms.learned import AuctionNetwork, Trade
+
+class Tiny(AuctionNetwork):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
+
+    def forward(self, markets):
+        share, markup = torch.sigmoid(self.layers(markets.features())).unbind(-1)
+        sold = share * markets.epsilon
+        return Trade(sold, (markets.valuation + markets.unit * markup) * sold)
+
+def breadth(markets, trade):
+    return (trade.epsilon + 1e-6).sqrt().mean(-1)
+"""
+
+
+def test_an_own_network_is_trained_resumed_and_the_next_command_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own net.py").write_text(NETWORK)
+    rows = "".join(f"c{i},{0.05 * (i + 1):.2f},{1 + i % 3}\n" for i in range(25))
+    (tmp_path / "past bids.csv").write_text("client,valuation,epsilon\n" + rows)
+    small = ["--set", "steps=4", "--set", "rows=24", "--set", "attack.rows=12", "--set", "network.width=3"]
+    command = ["train", "own net.py:Tiny", "--scenario", "past bids.csv", "--clients", "6", "--budget", "3"]
+    command += ["--objective", "own net.py:breadth", "--loss", "penalty", *small, "--json"]
+    done = run.invoke(app, command)
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    check_fields("train", made)
+    assert made["weights"] == "out/train/Tiny.safetensors"
+    assert "went on from step 4" in run.invoke(app, command).stderr
+    audit, federate = made["next"]
+    words = shlex.split(audit)
+    assert words[:4] == ["privmarket", "audit", "--mechanism", "own net.py:Tiny"]
+    attacked = run.invoke(app, [*words[1:], "--profiles", "1", "--json"])
+    assert attacked.exit_code == 0, attacked.output
+    assert "--mechanism-set" in federate
+
+
+def test_the_next_command_of_a_menu_asks_for_its_objective(tmp_path):
+    out = tmp_path / "menu.safetensors"
+    command = ["train", "mfg-menunet", "--scenario", "uniform", "--clients", "8", "--profile", "quick"]
+    done = run.invoke(app, [*command, "--objective", "aggregation-error", "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    for command in json.loads(done.stdout)["next"]:
+        assert "objective=aggregation-error" in command
+        assert "heterogeneity=" in command

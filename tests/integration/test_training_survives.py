@@ -50,7 +50,7 @@ def train(out: Path, largest_file: int | None, until: Path | None) -> None:
             time.sleep(0.02)
 
     try:
-        session.train(RECIPE, [scenario("uniform")], out, after_step)
+        session.run_recipe(RECIPE, [scenario("uniform")], out, after_step)
     except PrivmarketError as error:
         sys.exit(f"{error} | {error.hint}")
 

@@ -19,7 +19,7 @@ from tests.laws.broken import (
     PaysHalfTheCost,
 )
 
-CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
+CLASSICAL = [name for name in pm.mechanism_names() if name not in pm.mechanisms.learned_names()]
 PROMISES = [(name, promise) for name in CLASSICAL for promise in promises_of(pm.mechanism(name))]
 
 

@@ -12,7 +12,7 @@ from privmarket.market._guarantees import OutcomeGuarantee
 from privmarket.market._menus import RationCurve
 from privmarket.mechanisms._ration_menu import face
 
-CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
+CLASSICAL = [name for name in pm.mechanism_names() if name not in pm.mechanisms.learned_names()]
 values = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1e6, allow_subnormal=False))
 offers = st.one_of(st.sampled_from([0.1, 1.0, 5.0]), st.floats(1e-3, 5.0))
 

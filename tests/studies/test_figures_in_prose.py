@@ -16,7 +16,7 @@ import pytest
 import privmarket as pm
 from privmarket.broker._http_server import THREAD_TURN_SECONDS
 from privmarket.market._distributions import scenario
-from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned._mfg_regretnet import MeanFieldNetwork
 from privmarket.mechanisms.learned._recipes import Recipe
 from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket.privacy._accountant import certify

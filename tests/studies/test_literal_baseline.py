@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import privmarket as pm
-from privmarket.mechanisms.learned._mean_field_loss import Critic
+from privmarket.mechanisms.learned._losses import Critic
 from privmarket_studies.literal_baseline import (
     RULE,
     Comparison,

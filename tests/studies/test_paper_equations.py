@@ -19,18 +19,18 @@ from scipy import optimize, stats
 
 import privmarket as pm
 from privmarket.market._distributions import scenario
-from privmarket.mechanisms.learned._lagrangian import Multipliers, Steering
 from privmarket.mechanisms.learned._literal import LiteralNetwork
-from privmarket.mechanisms.learned._market_tensors import Markets
-from privmarket.mechanisms.learned._mean_field_loss import (
+from privmarket.mechanisms.learned._losses import (
     Alignment,
     Critic,
+    Multipliers,
+    Steering,
     alignment_loss,
     bellman_loss,
     mean_field_payment,
 )
+from privmarket.mechanisms.learned._markets import Markets, Trade
 from privmarket.mechanisms.learned._misreports import Misreports, ascend, uniform_reports
-from privmarket.mechanisms.learned._networks import Trade
 from privmarket.mechanisms.learned._recipes import Recipe, recipe
 from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket.privacy._calibration import ReleaseFamily

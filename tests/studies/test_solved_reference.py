@@ -10,9 +10,9 @@ from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
 from privmarket.market._menus import POSTED_PRICE
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
-from privmarket.mechanisms.learned._market_tensors import from_bids
+from privmarket.mechanisms.learned._markets import from_bids
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned._trained_weights import new_trainer
+from privmarket.mechanisms.learned._trainer import new_trainer
 from privmarket_studies.solved_reference import SolvedReference
 
 UNIFORM = scenario("uniform")

@@ -1,12 +1,12 @@
-"""`privmarket train`: learn a mechanism for a law of clients; a stopped run goes on where it was."""
+"""`privmarket train`: learn a mechanism for a distribution of clients; a stopped run goes on where it was."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
-import numpy as np
 import typer
 
 from privmarket._counted import counted
@@ -15,34 +15,33 @@ from privmarket._lazy import late, require
 from privmarket._settings import HETEROGENEITY, KAPPA
 from privmarket.cli._live import Curve, LiveView, Watch
 from privmarket.cli._options import Json, Seed, note, parse_settings, print_json
-from privmarket.cli._training_gain import Gain, gain_lines, menu_gain, network_gain
 from privmarket.errors import ConfigurationError
+from privmarket.market._attacks import QUICK
 from privmarket.market._distributions import Distribution
-from privmarket.market._distributions import scenario as law_called
+from privmarket.market._distributions import scenario as distribution_called
 from privmarket.market._objectives import Objective, TotalEpsilon
 from privmarket.market._objectives import objective as objective_called
-from privmarket.reports._palette import new_figure, save
 
 if TYPE_CHECKING:
     import torch
 
-    from privmarket.mechanisms.learned import (
-        _menu_session as menu_session,
-    )
-    from privmarket.mechanisms.learned import (
-        _recipes as recipes,
-    )
-    from privmarket.mechanisms.learned import (
-        _session as session,
-    )
+    from privmarket.mechanisms.learned import _measure as measuring
+    from privmarket.mechanisms.learned import _menu_training as menu_training
+    from privmarket.mechanisms.learned import _train as training
+    from privmarket.mechanisms.learned import _trainer as trainers
+    from privmarket.mechanisms.learned._menu_training import MenuProgress, MenuTrainer
     from privmarket.mechanisms.learned._menunet import CurveFacts
-    from privmarket.mechanisms.learned._trainer import TrainingStep
+    from privmarket.mechanisms.learned._train import TrainingResult
+    from privmarket.mechanisms.learned._trainer import Trainer, TrainingStep
 else:
-    menu_session = late("privmarket.mechanisms.learned._menu_session")
-    recipes = late("privmarket.mechanisms.learned._recipes")
-    session = late("privmarket.mechanisms.learned._session")
+    measuring = late("privmarket.mechanisms.learned._measure")
+    menu_training = late("privmarket.mechanisms.learned._menu_training")
+    trainers = late("privmarket.mechanisms.learned._trainer")
+    training = late("privmarket.mechanisms.learned._train")
     torch = late("torch")
 
+_CLIENTS = 20  # enough to tell rules apart, few enough to attack within seconds
+_PROFILES = 2
 
 RecipeSettings = Annotated[
     list[str] | None,
@@ -54,29 +53,42 @@ RecipeSettings = Annotated[
 
 _Mechanism = Annotated[
     str,
-    typer.Argument(help="mfg-menunet, mfg-regretnet, regretnet, dm-regretnet or mfg-regretnet:literal."),
+    typer.Argument(
+        help="mfg-menunet, mfg-regretnet, regretnet, dm-regretnet, regretformer, mfg-regretnet:literal; or a "
+        "network of your own, as file.py:Network or package.module:Network."
+    ),
 ]
 _Scenario = Annotated[
     list[str] | None,
-    typer.Option(help="A law of clients by name, or a CSV file of past bids; may be given several times."),
+    typer.Option(help="A distribution of clients by name, or a CSV file of past bids; may be given several times."),
 ]
 _Budget = Annotated[float | None, typer.Option(help="Money per round for that many clients; by default a range.")]
 _Objective = Annotated[
     str,
-    typer.Option(help="total-epsilon, aggregation-error, aggregate-error (menus), or revenue (networks)."),
+    typer.Option(
+        help="total-epsilon, aggregation-error, aggregate-error (menus), revenue (networks), or file.py:Objective."
+    ),
+]
+_Loss = Annotated[
+    str, typer.Option(help="Of networks: lagrangian (the default), penalty, or your own as file.py:Loss.")
+]
+_Patience = Annotated[
+    int | None, typer.Option(help="Of networks: stop after so many steps without progress; by default never.")
 ]
 
 
 def train(
     mechanism: _Mechanism,
     scenario: _Scenario = None,
-    clients: Annotated[int | None, typer.Option(help="Clients in each market; by default 10 to 1,000.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in each market; by default a range.")] = None,
     budget: _Budget = None,
     profile: Annotated[str, typer.Option(help="quick (under 3 minutes) or full.")] = "full",
     objective: _Objective = "",
+    loss: _Loss = "",
     kappa: Annotated[float, typer.Option(help="Weight of noise in either error.")] = KAPPA,
     heterogeneity: Annotated[float, typer.Option(help="Weight of bias in either error.")] = HETEROGENEITY,
     settings: RecipeSettings = None,
+    patience: _Patience = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the weights.")] = None,
     watch: Watch = None,
     seed: Seed = 0,
@@ -84,7 +96,7 @@ def train(
 ) -> None:
     """Learn a mechanism. Shows objective, regret, IR and multipliers as it goes, saves checkpoints and a curve.
 
-    Run the same command again to go on after an interruption.
+    Run the same command again to go on after an interruption. The page "your own network" shows how to write one.
 
     [bold]Examples[/bold]
 
@@ -101,28 +113,66 @@ def train(
     check_writable(out)
     check_writable(watch, "--watch")
     names = scenario or ["uniform", "bimodal", "lognormal"]
-    laws = [law_called(name) for name in names]
-    place = out or Path("out/train") / (mechanism.replace(":", "-") + ".safetensors")
     if budget is not None and budget <= 0:
         raise ConfigurationError(f"--budget is {budget:g}: must be above 0", "give the money per round")
     require("matplotlib", "learn")
     if clients is not None and clients < 2:
         raise ConfigurationError(f"--clients is {clients}: must be at least 2", "give 2 or more")
-    if mechanism == "mfg-menunet":
-        if settings:
-            raise ConfigurationError("--set is for networks", "mfg-menunet has --profile, --objective, --kappa …")
-        goal = _objective(objective or "total-epsilon", kappa, heterogeneity)
-        result = _learn_menus(laws, clients or 100, budget, goal, profile, place, seed, watch)
+    menus = mechanism == "mfg-menunet"
+    if menus and (settings or loss or patience):
+        raise ConfigurationError(
+            "--set, --loss and --patience are for networks; --set is for networks only",
+            "mfg-menunet has --profile, --objective, --kappa …",
+        )
+    torch.set_num_threads(1)
+    goal: Objective | str | None = objective or None
+    chosen = parse_settings(settings)
+    if menus:
+        goal = _objective(objective or TotalEpsilon.name, kappa, heterogeneity)
+    elif objective == "aggregation-error":
+        chosen = {"kappa": kappa, "heterogeneity": heterogeneity, **chosen}
+    of, run = training.training_run(
+        mechanism,
+        distribution=[distribution_called(name) for name in names],
+        clients=clients,
+        budget=budget,
+        objective=goal,
+        loss=loss or None,
+        profile=profile,
+        settings=chosen,
+        seed=seed,
+    )
+    place = out or Path("out/train") / (of.name.replace(":", "-") + ".safetensors")
+    result: _Result
+    if isinstance(run, menu_training.MenuTrainer):
+        view = _MenuView(profile, run, watch)
+        with view:
+            done = training.complete(of, run, place, view.show_step)
+        result = _menu_result(mechanism, names[0], run, done)
     else:
-        changes: dict[str, object] = {"scenarios": tuple(names), "seed": seed}
-        if objective:
-            changes |= {"objective": objective, "kappa": kappa, "heterogeneity": heterogeneity}
-        changes |= _market(mechanism, clients, budget)
-        result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place, watch)
+        assert isinstance(run, trainers.Trainer)
+        network_view = _NetworkView(f"{mechanism}, {profile}", run.steps, watch)
+        with network_view:
+            done = training.complete(of, run, place, network_view.show_step, patience=patience)
+        result = _network_result(mechanism, names[0], run, done)
     if json:
         print_json(result)
     else:
         _say(result)
+
+
+def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
+    weights = {} if name == TotalEpsilon.name else {"kappa": kappa, "heterogeneity": heterogeneity}
+    return objective_called(name, **weights)
+
+
+class Gain(TypedDict):
+    """A trained rule beside the untrained one: what is measured in words, in which market, and both figures."""
+
+    measure: dict[str, str]
+    market: dict[str, str | float]
+    untrained: dict[str, float]
+    trained: dict[str, float]
 
 
 class _Result(TypedDict):
@@ -150,93 +200,122 @@ def _say(result: _Result) -> None:
         print(f"  {command}")
 
 
-def _next(
-    mechanism: str, law: str, clients: tuple[int, int], per_client: tuple[float, float], weights: Path
-) -> list[str]:
-    """Commands to go on with: attack the trained rule, then use it."""
-    size = min(max(50, clients[0]), clients[1])
-    market = f"--clients {size} --budget {size * math.sqrt(math.prod(per_client)):.4g}"
-    rule = f"--mechanism {mechanism} --set weights={weights}"
-    trained = f"--mechanism {mechanism} --mechanism-set weights={weights}"
-    return [
-        f"privmarket audit {rule} --scenario {law} {market}",
-        f"privmarket federate {trained} --scenario {law} {market} --rounds 20",
-    ]
-
-
-def _train_network(
-    mechanism: str,
-    profile: str,
-    laws: list[Distribution],
-    changes: dict[str, object],
-    settings: dict[str, object],
-    place: Path,
-    watch: Path | None,
-) -> _Result:
-    torch.set_num_threads(1)
-    chosen = recipes.recipe(mechanism, profile, **changes).with_settings(settings)
-    with _NetworkView(f"{mechanism}, {profile}", chosen.steps, watch) as view:
-        done = session.train(chosen, laws, place, view.show_step)
+def _network_result(mechanism: str, source: str, run: Trainer, done: TrainingResult) -> _Result:
+    assert done.path is not None
     if done.resumed_at:
         note(f"went on from step {done.resumed_at}")
-    figure = _draw(done.curve)
+    if done.stopped_early:
+        note(f"stopped after step {done.steps}: no more progress")
+    curve = done.path.with_suffix(".curve.csv")
+    figure = curve.with_suffix(".png")
+    done.plot(figure)
+    recipe = run.recipe
+    size = min(max(50, recipe.clients[0]), recipe.clients[1])
+    money = size * math.sqrt(math.prod(recipe.budget_per_client))
     return {
-        "weights": str(done.weights),
-        "curve": str(done.curve),
+        "weights": str(done.path),
+        "curve": str(curve),
         "figure": str(figure),
         "steps": done.steps,
         "seconds": round(done.seconds, 1),
-        "gain": network_gain(chosen, laws, done.weights),
-        "next": _next(mechanism, laws[0].name, chosen.clients, chosen.budget_per_client, place),
+        "gain": network_gain(run, done),
+        "next": _next(mechanism, source, size, money, {"weights": str(done.path)}),
     }
 
 
-def _market(mechanism: str, clients: int | None, budget: float | None) -> dict[str, object]:
-    """Changes of a recipe for markets of this size and money; what is None stays as the recipe has it."""
-    changes = {} if clients is None else recipes.market_size(mechanism, clients)
-    if budget is not None:
-        # A quarter up and down, so that the rule is not tied to one figure.
-        per_client = budget / (clients or 100)
-        changes["budget_per_client"] = (0.8 * per_client, 1.25 * per_client)
-    return changes
-
-
-def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
-    weights = {} if name == TotalEpsilon.name else {"kappa": kappa, "heterogeneity": heterogeneity}
-    return objective_called(name, **weights)
-
-
-def _learn_menus(
-    laws: list[Distribution],
-    clients: int,
-    budget: float | None,
-    objective: Objective,
-    profile: str,
-    place: Path,
-    seed: int,
-    watch: Path | None,
-) -> _Result:
-    torch.set_num_threads(1)
-    search = menu_session.search_called(profile)
-    points = [menu_session.DesignPoint(law, clients, budget or clients / 2, objective) for law in laws]
-    view = LiveView(f"mfg-menunet, {profile}", "step", len(points) * search.steps, (Curve("objective"),), watch)
-
-    def show(progress: menu_session.MenuProgress) -> None:
-        curve = {"menu": f"{progress.curve + 1} of {len(laws)}, for {laws[progress.curve].name}"}
-        view.show(progress.curve * search.steps + progress.step, {"objective": progress.objective}, curve)
-
-    with view:
-        done = menu_session.learn_menus(points, place, seed, search, show)
+def _menu_result(mechanism: str, source: str, run: MenuTrainer, done: TrainingResult) -> _Result:
+    assert done.path is not None
     if done.resumed_at:
-        note(f"went on after {done.resumed_at} of {counted(len(points), 'curve')}")
+        finished = done.resumed_at // run.search.steps
+        note(f"went on after {finished} of {counted(len(run.points), 'curve')}")
+    first = run.points[0]
+    settings = {"weights": str(done.path)}
+    if first.objective.name != TotalEpsilon.name:
+        settings["objective"] = first.objective.name
+        for name in ("kappa", "heterogeneity"):
+            settings[name] = f"{getattr(first.objective, name):g}"
     return {
-        "weights": str(done.weights),
-        "curve": str(done.curve),
-        "curves": done.facts,
+        "weights": str(done.path),
+        "curve": str(done.path.with_suffix(".curve.csv")),
+        "curves": run.facts,
         "seconds": round(done.seconds, 1),
-        "gain": menu_gain(done.facts[0]),
-        "next": _next("mfg-menunet", laws[0].name, (clients, clients), (points[0].budget / clients,) * 2, place),
+        "gain": menu_gain(run.facts[0]),
+        "next": _next(mechanism, source, first.clients, first.budget, settings),
     }
+
+
+def _next(mechanism: str, source: str, clients: int, budget: float, settings: dict[str, str]) -> list[str]:
+    """Commands to go on with: attack the trained rule, then use it."""
+    market = f"--scenario {shlex.quote(source)} --clients {clients} --budget {budget:.4g}"
+    rule = f"--mechanism {shlex.quote(mechanism)}"
+    given = [shlex.quote(f"{name}={value}") for name, value in settings.items()]
+    audit = " ".join(f"--set {one}" for one in given)
+    federate = " ".join(f"--mechanism-set {one}" for one in given)
+    return [
+        f"privmarket audit {rule} {audit} {market}",
+        f"privmarket federate {rule} {federate} {market} --rounds 20",
+    ]
+
+
+def network_gain(run: Trainer, done: TrainingResult) -> Gain:
+    """Both networks on the first distribution: ε bought over the fluid bound, gain of misreports over pay.
+
+    The attack is the quick one: it finds gross misreports. `privmarket audit` looks harder.
+    """
+    low, high = run.recipe.clients
+    clients = min(max(_CLIENTS, low), high)
+    distribution: Distribution = run.distributions[0]
+    per_client = math.sqrt(math.prod(run.recipe.budget_per_client))
+    case = [(distribution, clients, clients * per_client, _PROFILES)]
+    before = measuring.measure(done.untrained, case, QUICK)["cases"][0]
+    after = measuring.measure(done.mechanism, case, QUICK)["cases"][0]
+    return {
+        "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of misreports / mean pay"},
+        "market": {"scenario": distribution.name, "clients": clients, "budget": round(clients * per_client, 4)},
+        "untrained": {"fluid_ratio": before["fluid_ratio"], "regret_share": before["regret_share"]},
+        "trained": {"fluid_ratio": after["fluid_ratio"], "regret_share": after["regret_share"]},
+    }
+
+
+def menu_gain(curve: CurveFacts) -> Gain:
+    """A learned curve beside a posted price, where its search starts, on validation markets."""
+    return {
+        "measure": {"value": str(curve["objective"])},
+        "market": {
+            "scenario": curve["scenario"],
+            "clients": curve["clients"],
+            "budget_per_client": curve["budget_per_client"],
+        },
+        "untrained": {"value": curve["posted_price_value"]},
+        "trained": {"value": curve["value"]},
+    }
+
+
+def gain_lines(gain: Gain) -> list[str]:
+    """The gain for people, a line per measure."""
+    market = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in gain["market"].items())
+    lines = [f"gained over the untrained rule ({market}):"]
+    for name, words in gain["measure"].items():
+        before, after = gain["untrained"][name], gain["trained"][name]
+        lines.append(f"  {words}: {before:.4g} → {after:.4g}")
+    if gain["untrained"] == gain["trained"]:
+        lines.append("  nothing was gained: the untrained rule is as good in this market")
+    return lines
+
+
+class _MenuView(LiveView):
+    """The live view of menus that are learned one after the other."""
+
+    def __init__(self, profile: str, run: MenuTrainer, page: Path | None) -> None:
+        super().__init__(f"mfg-menunet, {profile}", "step", run.steps, (Curve("objective"),), page)
+        self._run = run
+
+    def show_step(self, progress: MenuProgress) -> None:
+        """One more step."""
+        points = self._run.points
+        menu = f"{progress.curve + 1} of {len(points)}, for {points[progress.curve].distribution.name}"
+        done = progress.curve * self._run.search.steps + progress.step
+        self.show(done, {"objective": progress.objective}, {"menu": menu})
 
 
 class _NetworkView(LiveView):
@@ -259,17 +338,3 @@ class _NetworkView(LiveView):
         figures = dict(zip(("objective", "regret", "underpaid"), self._mean, strict=True))
         multipliers = {"λ": f"{progress.multiplier:.3g}", "ρ": f"{progress.penalty:.3g}"}
         self.show(progress.step, figures, multipliers)
-
-
-def _draw(curve: Path) -> Path:
-    """Objective and regret against steps, beside the CSV file."""
-    table = np.atleast_1d(np.genfromtxt(curve, delimiter=",", names=True))
-    made = new_figure(8.0, 3.2)
-    left, right = made.subplots(1, 2)
-    left.plot(table["step"], table["objective"], linewidth=0.9)
-    left.set(xlabel="step", ylabel="objective / reference")
-    right.plot(table["step"], np.maximum(table["regret"], 1e-6), linewidth=0.9)
-    right.set(xlabel="step", ylabel="regret / budget", yscale="log")
-    for axes in (left, right):
-        axes.grid(alpha=0.25)
-    return save(made, curve.with_suffix(""))[0]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket.errors import ConfigurationError, OutcomeError
+from privmarket.errors import BidError, ConfigurationError, OutcomeError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._outcome import Outcome, is_beyond
 
@@ -132,6 +132,11 @@ class Mechanism(ABC):
                 payment is negative, infinite, not a number, or more ε than that client offered; or the rule called
                 `sys.exit`.
         """
+        if not isinstance(bids, Bids):
+            raise BidError(
+                f"{self.name}: the bids are a {type(bids).__name__}, not Bids",
+                "give privmarket.Bids(valuation=[…], epsilon=[…]), one number for each client",
+            )
         column = budget_column(budget, bids.shape)
         try:
             outcome = self.clear(bids, column)

@@ -1,13 +1,16 @@
 """Auction rules, one per file under its name from the literature, and the registry that finds them.
 
-- `pac`, `vcg`, `csra`, `mfg_pricing`, `jsam`, `proportional_share`: rules of the literature.
-- `mean_field_menu`, `ration`, `two_step`, `graded_ration`: menus of posted prices; `menu_levels`, `ration_menu` and
-  `ration_levels` compute their levels.
-- `learned`: rules with trained weights.
-- `registry`, `function_rule`, `setting_types`: how a rule is found and given its settings.
-- `no_sale`, `ranking`: why a market sold nothing, and sorted views of bids.
+- `mechanism(name)` makes a rule by its name, `resolve(rule)` from whatever a user may give: a name,
+`file.py:Rule`, a
+  class, an object, a function. `mechanism_names()` lists the names. `_registry.py` has all three.
+- Rules of the literature: `Pac`, `Vcg` and `KPlusOnePrice`, `Csra`, `MfgPricing`, `Jsam`, `ProportionalShare`. -
+Menus of posted prices: `MeanFieldMenu` sells shares of offers, `Ration`, `TwoStep` and `GradedRation` sell
+amounts.
+  The level that each client faces is computed in `_levels.py`.
+- `learned`: rules with trained weights, and how to train your own.
+- `FunctionRule` makes a rule from a function; `why_nothing_sold` explains a market without sales.
 
-Each name is imported when it is first used; `dir` lists them.
+Begin reading with `_proportional_share.py`, the shortest rule. Each name is imported when it is first used.
 """
 
 from privmarket._lazy import attach

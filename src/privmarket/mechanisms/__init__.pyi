@@ -14,6 +14,7 @@ from ._pac import PacLiteral as PacLiteral
 from ._proportional_share import ProportionalShare as ProportionalShare
 from ._ration import Ration as Ration
 from ._registry import Rule as Rule
+from ._registry import learned_names as learned_names
 from ._registry import mechanism as mechanism
 from ._registry import mechanism_names as mechanism_names
 from ._registry import resolve as resolve

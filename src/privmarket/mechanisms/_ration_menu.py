@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from privmarket._settings import EPSILON_MAX
 from privmarket.market._bids import Array, Bids
@@ -26,8 +25,8 @@ from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, 
 from privmarket.market._mechanism import Mechanism, budget_column
 from privmarket.market._menus import RationCurve, StackedCurves
 from privmarket.market._outcome import Outcome
+from privmarket.mechanisms._levels import ration_levels, ration_levels_of_many
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
-from privmarket.mechanisms._ration_levels import CUTS, PARTS, levels_of_small_markets
 
 # Up to so many clients, many markets are cleared together; above, sorting each of them alone is faster.
 _SMALL_MARKET = 64
@@ -123,7 +122,7 @@ class Facing:
 
 def face(curve: RationCurve, bids: Bids, budget: float, epsilon_max: float) -> Facing:
     """What each client of one market, (clients,), faces."""
-    ration, saturated = _levels(curve, bids.valuation, bids.epsilon, budget, epsilon_max)
+    ration, saturated = ration_levels(curve, bids.valuation, bids.epsilon, budget, epsilon_max)
     unit_price = np.zeros(bids.shape)
     if saturated.any():
         levels = MeanFieldMenu(epsilon_max=epsilon_max).price_levels(bids, budget)
@@ -143,108 +142,7 @@ def face_all(curves: list[RationCurve], bids: Bids, budget: Array, epsilon_max: 
         )
         return Facing(stacked, ration, unit_price)
     rows = Bids(bids.valuation.reshape(-1, bids.clients), bids.epsilon.reshape(-1, bids.clients))
-    ration, saturated = levels_of_small_markets(curves, rows.valuation, rows.epsilon, budget, epsilon_max)
+    ration, saturated = ration_levels_of_many(curves, rows.valuation, rows.epsilon, budget, epsilon_max)
     levels = MeanFieldMenu(epsilon_max=epsilon_max).price_levels(rows, budget[:, 0])
     unit_price = np.where(saturated, np.maximum(levels, stacked.price[-1]), 0.0)
     return Facing(stacked, ration.reshape(bids.shape), unit_price.reshape(bids.shape))
-
-
-def _levels(
-    curve: RationCurve, valuation: Array, epsilon: Array, budget: float, epsilon_max: float
-) -> tuple[Array, NDArray[np.bool_]]:
-    """(clients,) ℓ_{−i}, and whether it is ε_max. Exact: pay is linear in ℓ between breakpoints.
-
-    All ℓ_{−i} lie between the levels at which everybody's pay costs B with and without one client's reserve. Few
-    breakpoints lie between those two in a large market, and each client looks up its own among them.
-    """
-    total = _TotalPay.of(curve, valuation, epsilon)
-
-    def with_reserve(level: Array) -> Array:
-        return total(level) + curve.most_pay(epsilon_max, level)
-
-    top = min(epsilon_max, curve.ceiling)
-    low, _ = _bracket(lambda x: with_reserve(x) <= budget, 0.0, top)
-    _, high = _bracket(lambda x: total(x) <= budget, low, top)
-    points = total.breakpoints(low, high, epsilon_max)
-    cost = with_reserve(points)
-
-    def others_and_reserve(index: NDArray[np.intp]) -> Array:
-        return cost[index] - curve.trade(valuation, epsilon, points[index])[1]
-
-    start = np.zeros(valuation.shape, dtype=np.intp)
-    stop = np.full(valuation.shape, points.size, dtype=np.intp)
-    while np.any(stop - start > 1):
-        middle = (start + stop) // 2
-        fits = others_and_reserve(middle) <= budget
-        start, stop = np.where(fits, middle, start), np.where(fits, stop, middle)
-    last = start == points.size - 1
-    after = np.where(last, start, start + 1)
-    here, there = others_and_reserve(start), others_and_reserve(after)
-    rise = np.where(there > here, there - here, 1.0)
-    part = np.clip((budget - here) / rise, 0.0, 1.0)
-    level = points[start] + np.where(last, 0.0, part * (points[after] - points[start]))
-    return level, last & (points[-1] >= epsilon_max)
-
-
-@dataclass(frozen=True, eq=False)
-class _TotalPay:
-    """T(ℓ) from prefix sums of offers: T = Σ_m Σ_{v < p_m} p_m·(min(ε, a_m) − min(ε, a_{m+1})).
-
-    Attributes:
-        offers: per step, the offers of the clients with v < p_m, ascending.
-        prefix: per step, their running sums from 0 on.
-    """
-
-    curve: RationCurve
-    offers: list[Array]
-    prefix: list[Array]
-
-    @staticmethod
-    def of(curve: RationCurve, valuation: Array, epsilon: Array) -> _TotalPay:
-        order = np.argsort(epsilon, kind="stable")
-        asked, offered = valuation[order], epsilon[order]
-        offers = [offered[asked < price] for price in curve.price]
-        return _TotalPay(curve, offers, [np.append(0.0, np.cumsum(some)) for some in offers])
-
-    def __call__(self, level: Array) -> Array:
-        pay = np.zeros(level.shape)
-        for step in range(self.curve.steps):
-            slices = self._bought(step, self.curve.amount(step, level))
-            if step + 1 < self.curve.steps:
-                slices = slices - self._bought(step, self.curve.amount(step + 1, level))
-            pay = pay + self.curve.price[step] * slices
-        return pay
-
-    def _bought(self, step: int, amount: Array) -> Array:
-        """Σ min(ε, amount) over the clients with v < p_m."""
-        whole = np.searchsorted(self.offers[step], amount, side="left")
-        return self.prefix[step][whole] + amount * (self.offers[step].size - whole)
-
-    def breakpoints(self, low: float, high: float, epsilon_max: float) -> Array:
-        """Levels from `low` to `high`, ends included, at which the pay of somebody, or the reserve, has a kink."""
-        curve = self.curve
-        found = [np.array([low, high])]
-        for step in range(curve.steps):
-            # A slice's lower end counts for every client that sells the slice above it.
-            for offers in self.offers[max(step - 1, 0) : step + 1]:
-                a, b = np.searchsorted(offers, [curve.amount(step, low), curve.amount(step, high)])
-                found.append(curve.level_of(step, offers[a:b]))
-            found.append(curve.level_of(step, np.array([epsilon_max])))
-        found.append(np.array([curve.floor]))
-        points = np.unique(np.concatenate(found))
-        return points[(points >= low) & (points <= high)]
-
-
-def _bracket(fits: Callable[[Array], NDArray[np.bool_]], low: float, top: float) -> tuple[float, float]:
-    """Two close levels in [low, top] between which the largest one that fits lies; `low` itself fits.
-
-    The second is `top` where that fits too.
-    """
-    high = top
-    for _ in range(CUTS):
-        points = np.linspace(low, high, PARTS + 1)
-        fitting = int(np.count_nonzero(np.logical_and.accumulate(fits(points[1:]))))
-        if fitting == PARTS:
-            return high, high
-        low, high = float(points[fitting]), float(points[fitting + 1])
-    return low, high

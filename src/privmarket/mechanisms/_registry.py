@@ -7,24 +7,32 @@ do not. Other distributions add rules through the entry-point group `privmarket.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib import import_module, util
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, isabstract, isclass, signature
+from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType, UnionType
+from typing import TYPE_CHECKING, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from privmarket._lazy import needed
+from privmarket._lazy import late, needed
 from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Guarantee, Mechanism
 from privmarket.market._randomised import RandomisedMechanism
 from privmarket.mechanisms._function_rule import RuleFunction, function_rule, function_settings
-from privmarket.mechanisms._setting_types import check_type, declared_types
+
+if TYPE_CHECKING:
+    from privmarket.mechanisms.learned import _learned_mechanism as learned_mechanism
+    from privmarket.mechanisms.learned._networks import AuctionNetwork
+else:
+    learned_mechanism = late("privmarket.mechanisms.learned._learned_mechanism")
 
 GROUP = "privmarket.mechanisms"
+UNTRAINED = ":untrained"
 
 # name → (module below this package, class). `name:literal` does what the paper prints, also where that is wrong.
 _REGISTRY: dict[str, tuple[str, str]] = {
@@ -48,9 +56,10 @@ _REGISTRY: dict[str, tuple[str, str]] = {
     "mfg-regretnet:literal": ("learned._literal", "MfgRegretNetLiteral"),
     "regretnet": ("learned._regretnet", "RegretNet"),
     "dm-regretnet": ("learned._dm_regretnet", "DmRegretNet"),
+    "regretformer": ("learned._regretformer", "RegretFormer"),
 }
 
-Rule = str | Mechanism | type[Mechanism] | RuleFunction
+Rule = Union[str, Mechanism, type[Mechanism], RuleFunction, "type[AuctionNetwork]"]
 """Whatever `resolve` makes a mechanism from."""
 
 
@@ -63,7 +72,8 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
     """The rule called `name`.
 
     Args:
-        name: one of `mechanism_names()`. Nothing else is ever imported, so a name may come from a stranger.
+        name: one of `mechanism_names()`, or a learned rule's name with `:untrained` for the rule before its first
+            training step. Nothing else is ever imported, so a name may come from a stranger.
         market: what is publicly known about the market. A rule is told the facts that it lists in
             `market_facts`, where they are known, and not the others.
         settings: arguments of the rule's constructor. They win over `market`.
@@ -71,8 +81,12 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
     >>> mechanism("proportional-share")
     <mechanism proportional-share>
     """
+    learned = name.removesuffix(UNTRAINED)
     if name in _REGISTRY:
         found: object = registered_class(name)
+    elif name.endswith(UNTRAINED) and learned in learned_names():
+        found = registered_class(learned)
+        settings = {**settings, "untrained": True}
     elif name in _added():
         found = _loaded(_added()[name])
     else:
@@ -85,8 +99,8 @@ def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: obj
 
     Args:
         rule: a registered name; `package.module:Rule` or `path/to/file.py:Rule`, which imports that code; a
-            subclass of `Mechanism`; a function `(bids, budget) -> (epsilon, payment)` of one market; or a
-            mechanism, which is used as it is and takes no settings.
+            subclass of `Mechanism` or of `AuctionNetwork`; a function `(bids, budget) -> (epsilon, payment)` of
+            one market; or a mechanism, which is used as it is and takes no settings.
         market: public facts, handed to the rule as `mechanism` does. A function is told those that its further
             arguments name.
         settings: arguments of the constructor, or further arguments of the function.
@@ -95,14 +109,34 @@ def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: obj
         return _build(getattr(rule, "__name__", type(rule).__name__), rule, market, settings)
     if rule in mechanism_names() or ":" not in rule:
         return mechanism(rule, market=market, **settings)
-    place, _, attribute = rule.rpartition(":")
+    place = rule.rpartition(":")[0]
     if place in mechanism_names():  # a misspelt form of a registered rule, not a module
         return mechanism(rule, market=market, **settings)
-    module = _module(place)
+    return _build(rule, named_object("rule", rule), market, settings)
+
+
+def named_object(kind: str, path: str) -> object:
+    """What `package.module:Name` or `path/to/file.py:Name` stands for; imports that code.
+
+    Args:
+        kind: what is looked for, such as "rule", for error messages.
+
+    Raises:
+        ConfigurationError: the module cannot be imported.
+        UnknownNameError: it has nothing of that name.
+    """
+    place, _, attribute = path.rpartition(":")
+    module = _module(kind, place)
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
-        raise UnknownNameError.among(f"rule in {place}", attribute, public)
-    return _build(rule, getattr(module, attribute), market, settings)
+        raise UnknownNameError.among(f"{kind} in {place}", attribute, public)
+    found: object = getattr(module, attribute)
+    return found
+
+
+def learned_names() -> tuple[str, ...]:
+    """The names of this package's rules that have trained weights; each also has a form `name:untrained`."""
+    return tuple(name for name, (module, _) in _REGISTRY.items() if module.startswith("learned."))
 
 
 def registered_names() -> tuple[str, ...]:
@@ -143,7 +177,7 @@ def _loaded(point: EntryPoint) -> object:
         ) from error
 
 
-def _module(place: str) -> ModuleType:
+def _module(kind: str, place: str) -> ModuleType:
     """The module `package.module`, looked for in the working directory too, or the file `path/to/file.py`."""
     try:
         if place.endswith(".py"):
@@ -160,8 +194,9 @@ def _module(place: str) -> ModuleType:
         raise OutcomeError.of_exit(place, error) from error
     except (ImportError, OSError, SyntaxError, ValueError) as error:
         raise ConfigurationError(
-            f"rule {place!r} cannot be imported: {error}",
-            f"give package.module:Rule, path/to/file.py:Rule, or one of: {', '.join(mechanism_names())}",
+            f"{kind} {place!r} cannot be imported: {error}",
+            f"give package.module:{kind.title()}, path/to/file.py:{kind.title()}"
+            + (f", or one of: {', '.join(mechanism_names())}" if kind == "rule" else ""),
         ) from error
 
 
@@ -210,6 +245,8 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
                     "give objects such as privmarket.market.BudgetFeasible()",
                 )
         return made
+    if _is_network(found):
+        return _build(name, learned_mechanism.network_mechanism(found), market, settings)
     if callable(found) and not isclass(found):
         parameters = function_settings(found)
         _check_settings(name, settings, parameters, declared_types(found))
@@ -219,8 +256,15 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
         return function_rule(found, **given)
     raise ConfigurationError(
         f"{name} is {found!r}: no auction rule",
-        "give a Mechanism subclass, a mechanism, or a function (bids, budget) -> (epsilon, payment)",
+        "give a Mechanism subclass, a mechanism, a function (bids, budget) -> (epsilon, payment), or an "
+        "AuctionNetwork subclass",
     )
+
+
+def _is_network(found: object) -> TypeGuard[type[AuctionNetwork]]:
+    """Whether this is the class of an auction network. Torch is not imported to find out."""
+    networks = sys.modules.get("privmarket.mechanisms.learned._networks")
+    return networks is not None and isclass(found) and issubclass(found, networks.AuctionNetwork)
 
 
 def _told(wanted: tuple[str, ...], market: MarketFacts | None) -> dict[str, object]:
@@ -252,3 +296,50 @@ def _check_settings(
             raise UnknownNameError(f"{name}: {unknown.message}", unknown.hint)
         if setting in types:
             check_type(name, setting, value, types[setting])
+
+
+# ---- settings against the types that a constructor or function declares ----
+
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
+
+
+def declared_types(of: Callable[..., object] | type) -> dict[str, object]:
+    """Argument or field → declared type; empty where the types exist for a type checker only."""
+    try:
+        return get_type_hints(of)
+    except (NameError, TypeError):
+        return {}
+
+
+def check_type(owner: str, setting: str, value: object, wanted: object) -> None:
+    """Raises `ConfigurationError`, naming the setting and what it takes, if `value` cannot be a `wanted`."""
+    kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    if not any(_fits(value, kind) for kind in kinds):
+        words = [_WORDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds]
+        raise ConfigurationError(f"{owner}: setting {setting} is {value!r}", f"must be {' or '.join(words)}")
+
+
+def _fits(value: object, kind: object) -> bool:
+    """Whether a value may be meant for a type. What a type cannot decide is left to the rule itself."""
+    if kind is bool or isinstance(value, bool):
+        return isinstance(value, bool) and kind in (bool, object)
+    if kind is float:
+        return isinstance(value, Real)
+    if kind is int:
+        return isinstance(value, Integral)
+    if kind is Path:
+        return isinstance(value, str | Path)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple | list)
+    if not isclass(kind):
+        return True
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol that cannot be checked
+        return True

@@ -24,12 +24,7 @@ from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned._ration_learning import (
-    RationSearch,
-    curve_value,
-    fluid_design,
-    learn_ration_curve,
-)
+from privmarket.mechanisms.learned._menu_training import RationSearch, curve_value, fluid_design, learn_curve
 
 LAWS = ("uniform", "bimodal", "lognormal")
 HETEROGENEITIES = (0.1, 0.3)
@@ -138,7 +133,7 @@ def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 20
     """What learning adds to the graded design, for the error that counts where prices say nothing of the data."""
     goal, of_law = TypicalAggregateError(heterogeneity=heterogeneity), scenario(law)
     chance = [LAWS.index(law), round(1000 * heterogeneity), round(1000 * budget)]
-    found = learn_ration_curve(of_law, CLIENTS, budget, goal, np.random.default_rng([5, *chance]), RationSearch())
+    found = learn_curve(of_law, CLIENTS, budget, goal, np.random.default_rng([5, *chance]), RationSearch())
     start = fluid_design(of_law, CLIENTS, budget, goal)
     types = of_law.sample(np.random.default_rng([7, *chance]), CLIENTS, (markets,))
     graded, learned = (

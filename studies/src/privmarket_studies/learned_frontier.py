@@ -17,8 +17,10 @@ import torch
 from privmarket._files import write_atomically
 from privmarket.market._attacks import QUICK
 from privmarket.market._distributions import scenario
+from privmarket.mechanisms import mechanism
+from privmarket.mechanisms.learned._measure import CaseRow, measure
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned._session import CaseRow, measure, train
+from privmarket.mechanisms.learned._session import run_recipe
 from privmarket.reports._palette import colour, new_figure, save
 
 MULTIPLIERS = (2.0, 10.0, 50.0)
@@ -42,8 +44,8 @@ def frontier(steps: int = 120, markets: int = 30) -> list[FrontierRow]:
         chosen = replace(base, steering=replace(base.steering, first=multiplier, rate=0.0))
         with TemporaryDirectory() as folder:
             out = Path(folder) / "w.safetensors"
-            train(chosen, [law], out)
-            row = measure(out, "mfg-regretnet", [(law, 10, 5.0, markets)], QUICK)["cases"][0]
+            run_recipe(chosen, [law], out)
+            row = measure(mechanism("mfg-regretnet", weights=out), [(law, 10, 5.0, markets)], QUICK)["cases"][0]
         rows.append({"multiplier": multiplier, **row})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows

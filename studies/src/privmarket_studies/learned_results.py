@@ -20,7 +20,7 @@ from privmarket.market._bounds import fluid_bound
 from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned._session import CaseRow
+from privmarket.mechanisms.learned._measure import CaseRow
 from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.learned_frontier import FrontierRow
 from privmarket_studies.learned_tuning import TuningRow

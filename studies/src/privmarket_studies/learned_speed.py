@@ -17,11 +17,9 @@ import torch
 from privmarket.market._distributions import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, OutsideTraining
-from privmarket.mechanisms.learned._mean_field_network import ROW_FEATURES, MeanFieldNetwork
-from privmarket.mechanisms.learned._mfg_regretnet import CHUNK_ROWS
+from privmarket.mechanisms.learned._mfg_regretnet import CHUNK_ROWS, ROW_FEATURES, MeanFieldNetwork
 from privmarket.mechanisms.learned._recipes import MisreportSearch, Recipe, recipe
-from privmarket.mechanisms.learned._trained_weights import new_trainer
-from privmarket.mechanisms.learned._trainer import Trainer
+from privmarket.mechanisms.learned._trainer import Trainer, new_trainer
 from privmarket_studies.timing import best_in_turn
 
 

@@ -20,9 +20,11 @@ import torch
 from privmarket._files import write_atomically
 from privmarket.market._attacks import QUICK
 from privmarket.market._distributions import scenario
-from privmarket.mechanisms.learned._mean_field_loss import Alignment
+from privmarket.mechanisms import mechanism
+from privmarket.mechanisms.learned._losses import Alignment
+from privmarket.mechanisms.learned._measure import CaseRow, measure
 from privmarket.mechanisms.learned._recipes import Recipe
-from privmarket.mechanisms.learned._session import CaseRow, measure, train
+from privmarket.mechanisms.learned._session import run_recipe
 from privmarket_studies.make_weights import BUDGET_PER_CLIENT
 
 # Short, with half the clients per batch and half the attacked ones: a trial takes about a minute.
@@ -98,14 +100,14 @@ def run(trial: Trial) -> TuningRow:
     chosen = trial.recipe()
     with TemporaryDirectory() as folder:
         out = Path(folder) / "w.safetensors"
-        done = train(chosen, [scenario(law) for law in chosen.scenarios], out)
+        done = run_recipe(chosen, [scenario(law) for law in chosen.scenarios], out)
         cases = [
             (scenario(law), clients, money * clients, markets)
             for law, money in BUDGET_PER_CLIENT.items()
             for clients, markets in MARKETS.items()
         ]
         started = time.monotonic()
-        found = measure(out, trial.mechanism, cases, QUICK, SEED)["cases"]
+        found = measure(mechanism(trial.mechanism, weights=out), cases, QUICK, SEED)["cases"]
     return {
         "mechanism": trial.mechanism,
         "trial": trial.name,

@@ -30,12 +30,12 @@ from torch import Tensor
 
 import privmarket as pm
 from privmarket._files import write_atomically
-from privmarket.mechanisms.learned._market_tensors import Markets, MarketSampler
-from privmarket.mechanisms.learned._mean_field_loss import Critic, bellman_loss
+from privmarket.mechanisms.learned._losses import Critic, bellman_loss
+from privmarket.mechanisms.learned._markets import Markets, MarketSampler, Trade
 from privmarket.mechanisms.learned._misreports import LEAST_OFFER, Misreports, cheap_candidates, uniform_reports
-from privmarket.mechanisms.learned._networks import AuctionNetwork, Trade
+from privmarket.mechanisms.learned._networks import AuctionNetwork
 from privmarket.mechanisms.learned._recipes import recipe
-from privmarket.mechanisms.learned._trained_weights import new_trainer
+from privmarket.mechanisms.learned._trainer import new_trainer
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "literal"
 RULE = "mfg-regretnet:literal"

@@ -15,10 +15,12 @@ import torch
 
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import TOTAL_EPSILON, AggregateError, AggregationError
-from privmarket.mechanisms.learned._menu_session import DesignPoint, MenuProgress, learn_menus
+from privmarket.mechanisms import mechanism
+from privmarket.mechanisms.learned._measure import CaseRow, measure, summary
+from privmarket.mechanisms.learned._menu_training import DesignPoint, MenuProgress, learn_menus
 from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS
 from privmarket.mechanisms.learned._recipes import TABLE_I, Recipe, recipe
-from privmarket.mechanisms.learned._session import CaseRow, measure, summary, train
+from privmarket.mechanisms.learned._session import run_recipe
 from privmarket.mechanisms.learned._trainer import TrainingStep
 from privmarket.mechanisms.learned._weights import Weights, load, save, shipped
 
@@ -40,6 +42,8 @@ def _cases(markets: dict[int, int]) -> tuple[Case, ...]:
 CASES = _cases(MARKETS)
 # Baselines, in fewer markets: a deviation costs them a group's whole auction.
 BASELINE_CASES = _cases({10: 50, 30: 10, 100: 3})
+# Each deviation is an auction whose clients all look at each other: fewer still.
+ATTENTION_CASES = _cases({10: 10, 30: 2})
 LITERAL_CASES = (("uniform", 10, 5.0, 10), ("uniform", 30, 15.0, 2))
 MENU_CLIENTS = 100
 MENU_BUDGETS = (0.2, 0.5, 1.0)
@@ -77,7 +81,7 @@ def stamp(path: Path, name: str, cases: Sequence[Case], note: Callable[..., None
         if any(_case(row) == case for row in rows):
             continue
         law, clients, budget, markets = case
-        found = measure(path, name, [(scenario(law), clients, budget, markets)])["cases"]
+        found = measure(mechanism(name, weights=path), [(scenario(law), clients, budget, markets)])["cases"]
         note(found[0], file=sys.stderr, flush=True)
         measured = summary([*rows, *found])
         save(path, Weights(name, stored.arrays, {**stored.facts, "measured": measured}))
@@ -99,8 +103,12 @@ def main(name: str) -> None:
         return
     chosen: Recipe = recipe(name)
     if not (place.exists() and Recipe.from_json(load(place, name).facts["recipe"]) == chosen):
-        train(chosen, [scenario(law) for law in chosen.scenarios], place, _note)
-    cases = {"mfg-regretnet": CASES, "mfg-regretnet:literal": LITERAL_CASES}.get(name, BASELINE_CASES)
+        run_recipe(chosen, [scenario(law) for law in chosen.scenarios], place, _note)
+    cases = {
+        "mfg-regretnet": CASES,
+        "mfg-regretnet:literal": LITERAL_CASES,
+        "regretformer": ATTENTION_CASES,
+    }.get(name, BASELINE_CASES)
     stamp(place, name, cases)
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from privmarket.market._bids import Array
-from privmarket.meanfield import Equilibrium
-from privmarket.mechanisms.learned._market_tensors import Markets
+from privmarket.meanfield._solver import Equilibrium
+from privmarket.mechanisms.learned._markets import Markets
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedReference:
-    """Implements the `SolvedMarket` protocol of `privmarket.mechanisms.learned._mean_field_loss`.
+    """Implements the `SolvedMarket` protocol of `privmarket.mechanisms.learned._losses`.
 
     A report (v, ε) is paid what the game pays v per unit of its sale cap, times ε; ε is also the budget that the
     client still has. So the game's sale cap should be the mean offer in training: its prices are those

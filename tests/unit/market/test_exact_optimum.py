@@ -101,7 +101,7 @@ def test_the_table_is_truthful_for_every_pair_of_types_although_only_neighbours_
 TRUTHFUL = [
     name
     for name in pm.mechanism_names()
-    if "net" not in name
+    if name not in pm.mechanisms.learned_names()
     and {type(g) for g in pm.mechanism(name).guarantees} >= {IndividuallyRational, BudgetFeasible}
     and Truthful("valuation") in pm.mechanism(name).guarantees
 ]

@@ -20,7 +20,7 @@ from privmarket._settings import TOLERANCE
 from privmarket.market._bids import Array, Bids
 from privmarket.market._certificate import CertifiedRegret
 from privmarket.market._outcome import Outcome
-from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._markets import Trade
 from privmarket.mechanisms.learned._slopes import Slope
 
 FARTHEST = 100.0  # reports up to so many times the dearest valuation

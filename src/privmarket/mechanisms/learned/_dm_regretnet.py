@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from privmarket.mechanisms.learned._market_tensors import Markets
-from privmarket.mechanisms.learned._mean_field_network import spending_the_budget
-from privmarket.mechanisms.learned._networks import Trade, multilayer
+from privmarket.mechanisms.learned._markets import BID_FEATURES, Markets, Trade, bid_features
+from privmarket.mechanisms.learned._networks import multilayer, spending_the_budget
 from privmarket.mechanisms.learned._regretnet import (
     FIRST_THRESHOLD,
-    SEAT_FEATURES,
     ConcatenatedNetwork,
     SeatedMechanism,
-    seat_features,
 )
 
 
@@ -52,25 +49,13 @@ class LevelsNetwork(ConcatenatedNetwork):
         self.seats, self.levels, self.temperature, self.hidden = seats, levels, temperature, hidden
         self.violation_weight, self.menus, self.straight_through = violation_weight, menus, straight_through
         outputs = seats * (levels + 2) + max(menus - 1, 0)
-        self.net = multilayer((SEAT_FEATURES * seats, hidden, hidden, hidden, outputs), last_gain=0.05)
+        self.net = multilayer((BID_FEATURES * seats, hidden, hidden, hidden, outputs), last_gain=0.05)
         self.log_width = nn.Parameter(torch.tensor([math.log(0.2)]))
         self.reserve = nn.Parameter(torch.tensor([0.03]))
 
-    def settings(self) -> dict[str, object]:
-        """The arguments with which the network was made."""
-        return {
-            "seats": self.seats,
-            "levels": self.levels,
-            "temperature": self.temperature,
-            "hidden": self.hidden,
-            "violation_weight": self.violation_weight,
-            "menus": self.menus,
-            "straight_through": self.straight_through,
-        }
-
     def _heads(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> _Heads:
         """What the dense layers and the ladder say about reports (..., L, seats)."""
-        head = self.net(seat_features(markets, valuation, epsilon).flatten(-2))
+        head = self.net(bid_features(markets, valuation, epsilon).flatten(-2))
         sizes = (self.seats * self.levels, self.seats, self.seats, max(self.menus - 1, 0))
         shift, height, money, aim = head.split(sizes, dim=-1)
         shift, height = shift.unflatten(-1, (self.seats, self.levels)), height.clamp(-4.0, 4.0)

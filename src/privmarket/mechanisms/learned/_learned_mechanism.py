@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._certificate import CertifiedRegret
@@ -26,13 +28,16 @@ from privmarket.market._guarantees import (
 from privmarket.market._mechanism import Guarantee, Mechanism, budget_column
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms.learned import _certified as certified
-from privmarket.mechanisms.learned._market_tensors import Markets, from_bids
-from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding, Trade
+from privmarket.mechanisms.learned._markets import Markets, Trade, from_bids
+from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding
 from privmarket.mechanisms.learned._slopes import Slope
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped
 
 # Beyond this many clients in all, the network runs in float32; money is float64 throughout.
 FLOAT64_ROWS = 100_000
+# Pairs of clients that a network reads at once, so that attention over large markets fits into memory.
+_PAIRS_AT_ONCE = 2_000_000
+_OWN_PACKAGE = "privmarket."
 # A client that would sell less than this share of its offer sells nothing: an ε of 10⁻⁸ is of no use to anybody.
 LEAST_SHARE = 1e-3
 
@@ -45,8 +50,10 @@ class LearnedMechanism(Mechanism):
     """A rule whose parameters were trained.
 
     Args:
-        weights: a file written by `privmarket train`; what ships with the package by default.
+        weights: a file written by `privmarket train`, or weights in memory; what ships with the package by default.
         epsilon_max: public limit on offers, by default that of the training.
+        untrained: the network as it was before its first step, so that one sees what training added. The rule is
+            then called `name:untrained` and promises nothing about misreports.
     """
 
     market_facts: ClassVar[tuple[str, ...]] = ("epsilon_max",)
@@ -59,18 +66,29 @@ class LearnedMechanism(Mechanism):
         WithinOffer(),
     )
 
-    def __init__(self, weights: str | Path | None = None, epsilon_max: float | None = None) -> None:
-        stored = load(weights or shipped(self.name), self.name)
+    def __init__(
+        self,
+        weights: str | Path | Weights | None = None,
+        epsilon_max: float | None = None,
+        untrained: bool = False,
+    ) -> None:
+        stored = weights if isinstance(weights, Weights) else self._stored(weights)
         self.facts: Mapping[str, Any] = stored.facts
         self.epsilon_max = offer_limit(stored.facts["epsilon_max"] if epsilon_max is None else epsilon_max)
         self._networks = {
-            dtype: build(self.network_class, stored).to(dtype).requires_grad_(False)
+            dtype: build(self.network_class, stored, untrained).to(dtype).requires_grad_(False)
             for dtype in (torch.float32, torch.float64)
         }
         self.guarantees = self.kept_by_construction
-        if max_regret := stored.facts.get("measured", {}).get("max_regret"):
+        if untrained:
+            self.name = f"{self.name}:untrained"  # type: ignore[misc]
+        elif max_regret := stored.facts.get("measured", {}).get("max_regret"):
             self.guarantees = (*self.kept_by_construction, ApproximatelyTruthful(float(max_regret)))
-        self._warned = False
+        self._warned = untrained
+
+    @classmethod
+    def _stored(cls, weights: str | Path | None) -> Weights:
+        return load(weights or shipped(cls.name), cls.name)
 
     def network(self, dtype: torch.dtype = torch.float64) -> AuctionNetwork:
         """The network itself, without gradients."""
@@ -124,20 +142,31 @@ class LearnedMechanism(Mechanism):
             )
 
 
-class MeanFieldMechanism(LearnedMechanism):
-    """A learned rule in which clients meet only through population sums: all N deviations in O(N)."""
+class NetworkMechanism(LearnedMechanism):
+    """The mechanism of any network that has `forward`; a deviation is a whole new auction.
+
+    `network_mechanism(MyNetwork)` makes this class for a network of your own. Without weights it is untrained.
+    """
 
     _last: tuple[Bids, Array, Markets, Encoding] | None = None
 
+    @classmethod
+    def _stored(cls, weights: str | Path | None) -> Weights:
+        if weights is not None or cls.network_class.__module__.startswith(_OWN_PACKAGE):
+            return super()._stored(weights)
+        start = new_network(cls.network_class, {}, seed=0)
+        arrays = {name: tensor.detach().numpy() for name, tensor in start.state_dict().items()}
+        return Weights(cls.name, arrays, {"network": start.settings(), "seed": 0, "epsilon_max": EPSILON_MAX})
+
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
-        """Exact; own terms leave every population sum and the deviating ones enter."""
+        """What each client would get if it alone reported `reports[i]`, as the network answers deviations."""
         reports.refuse_above(self.epsilon_max)
         column = budget_column(budget, bids.shape)
         dtype = torch.float64 if bids.valuation.size <= FLOAT64_ROWS else torch.float32
         network = self.network(dtype)
         markets, encoded = self._encoded(bids, column, dtype)
         answer = from_bids(reports, column, self.epsilon_max, dtype)
-        step = max(1, 50_000 // markets.valuation.shape[0])
+        step = self._deviators_at_once(markets)
         parts = []
         for start in range(0, bids.clients, step):
             who = torch.arange(start, min(start + step, bids.clients))
@@ -145,12 +174,44 @@ class MeanFieldMechanism(LearnedMechanism):
         trade = Trade(torch.cat([p.epsilon for p in parts], -1), torch.cat([p.payment for p in parts], -1))
         return settle(trade, bids, reports, column, guard=False)
 
+    def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
+        """What one client gets for its reports in boxes, as slopes: one auction for each box."""
+        network = self.network()
+        markets = from_bids(bids, np.array([budget]), self.epsilon_max, torch.float64)
+        valuation = markets.valuation.expand(centre.numel(), -1).clone()
+        valuation[:, client] = centre
+        slope = torch.zeros_like(valuation)
+        slope[:, client] = 1.0
+        report = Slope(valuation, slope, slope, radius)
+        boxes = replace(markets, valuation=report, epsilon=markets.epsilon.expand(centre.numel(), -1))  # type: ignore[arg-type]
+        trade = network.clear(network.encode(boxes), boxes)
+        return Trade(trade.epsilon[:, client], trade.payment[:, client])
+
+    def _deviators_at_once(self, markets: Markets) -> int:
+        """How many deviations are answered together, so that memory stays small; each has N² pairs of clients."""
+        return max(1, _PAIRS_AT_ONCE // (markets.valuation.shape[0] * markets.clients**2))
+
     def _encoded(self, bids: Bids, budget: Array, dtype: torch.dtype) -> tuple[Markets, Encoding]:
         """Everybody's rows. An attack asks thousands of times about the same bids, which cannot change."""
         if self._last is None or self._last[0] is not bids or not np.array_equal(self._last[1], budget):
             markets = from_bids(bids, budget, self.epsilon_max, dtype)
             self._last = bids, budget, markets, self._encode(self.network(dtype), markets)
         return self._last[2], self._last[3]
+
+    def _encode(self, network: AuctionNetwork, markets: Markets) -> Encoding:
+        return network.encode(markets)
+
+    def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
+        step = max(1, _PAIRS_AT_ONCE // markets.clients**2)
+        parts = []
+        for start in range(0, markets.valuation.shape[0], step):
+            some = markets.part(slice(start, start + step))
+            parts.append(network.clear(self._encode(network, some), some))
+        return Trade(torch.cat([p.epsilon for p in parts]), torch.cat([p.payment for p in parts]))
+
+
+class MeanFieldMechanism(NetworkMechanism):
+    """A learned rule in which clients meet only through population sums: all N deviations in O(N)."""
 
     def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
         """What one client gets for its reports in boxes, as slopes: own terms enter the population sums."""
@@ -163,20 +224,50 @@ class MeanFieldMechanism(LearnedMechanism):
         trade = network.deviate(network.encode(markets), markets, report, offer, who)  # type: ignore[arg-type]
         return Trade(trade.epsilon[:, 0, 0], trade.payment[:, 0, 0])
 
-    def _encode(self, network: AuctionNetwork, markets: Markets) -> Encoding:
-        return network.encode(markets)
+    def _deviators_at_once(self, markets: Markets) -> int:
+        return max(1, 50_000 // markets.valuation.shape[0])
 
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
         return network.clear(self._encode(network, markets), markets)
 
 
-def build(network_class: type[AuctionNetwork], stored: Weights) -> AuctionNetwork:
-    """The network that a weights file describes."""
+_MADE: dict[type[AuctionNetwork], type[NetworkMechanism]] = {}
+
+
+def network_mechanism(network_class: type[AuctionNetwork]) -> type[NetworkMechanism]:
+    """The mechanism class of a network, named like it: takes `weights`, `epsilon_max` and `untrained`."""
+    name = network_class.__name__
+    return type(
+        name, (NetworkMechanism,), {"name": name, "network_class": network_class, "__doc__": network_class.__doc__}
+    )
+
+
+def new_network(network_class: type[AuctionNetwork], settings: Mapping[str, object], seed: int) -> AuctionNetwork:
+    """A network at its start, which depends on the seed alone.
+
+    Raises:
+        ConfigurationError: the network does not take these settings.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            return network_class(**settings)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{network_class.__name__} cannot be made: {error}",
+                "give its arguments with --set network.NAME=VALUE",
+            ) from error
+
+
+def build(network_class: type[AuctionNetwork], stored: Weights, untrained: bool = False) -> AuctionNetwork:
+    """The network that a weights file describes, or its start."""
     try:
-        network = network_class(**stored.facts["network"])
+        network = new_network(network_class, stored.facts["network"], stored.facts.get("seed", 0))
+        if untrained:
+            return network
         state = {name: torch.from_numpy(np.array(array)) for name, array in stored.arrays.items()}
         network.load_state_dict(state)
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, ConfigurationError, RuntimeError) as error:
         raise WeightsError(
             f"weights for {stored.mechanism!r} do not fit its network: {error}", "train them anew"
         ) from error

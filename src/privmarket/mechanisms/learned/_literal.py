@@ -19,8 +19,9 @@ from privmarket.market._guarantees import BudgetFeasible, WithinOffer
 from privmarket.market._mechanism import Guarantee
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms.learned._learned_mechanism import FLOAT64_ROWS, LearnedMechanism
-from privmarket.mechanisms.learned._market_tensors import Markets, from_bids
-from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding, Trade, multilayer
+from privmarket.mechanisms.learned._markets import Markets, Trade, from_bids
+from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding, multilayer
+from privmarket.mechanisms.learned._weights import Weights
 
 BID_FEATURES = 4
 
@@ -58,10 +59,6 @@ class LiteralNetwork(AuctionNetwork):
         super().__init__()
         self.hidden, self.levels = hidden, levels
         self.net = multilayer((2 * BID_FEATURES + 1, hidden, hidden, hidden, 2 * levels))
-
-    def settings(self) -> dict[str, object]:
-        """The arguments with which the network was made."""
-        return {"hidden": self.hidden, "levels": self.levels}
 
     def shares(self, like: Tensor) -> Tensor:
         """(m,) j/m, what level j is of the whole offer."""
@@ -155,8 +152,13 @@ class MfgRegretNetLiteral(LearnedMechanism):
     network_class = LiteralNetwork
     kept_by_construction: ClassVar[tuple[Guarantee, ...]] = (BudgetFeasible(), WithinOffer())
 
-    def __init__(self, weights: str | Path | None = None, epsilon_max: float | None = None) -> None:
-        super().__init__(weights, epsilon_max)
+    def __init__(
+        self,
+        weights: str | Path | Weights | None = None,
+        epsilon_max: float | None = None,
+        untrained: bool = False,
+    ) -> None:
+        super().__init__(weights, epsilon_max, untrained)
         network = self.network()
         if isinstance(network, LiteralNetwork) and network.levels > 1:
             self.guarantees = tuple(kept for kept in self.guarantees if not isinstance(kept, WithinOffer))

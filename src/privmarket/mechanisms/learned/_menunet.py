@@ -4,9 +4,10 @@ For total ε and the aggregation error the curve sells shares of each offer (the
 sum under aggregate trust it sells rations, the same amounts to everybody (the ration menu).
 
 What is learned is only *which* menu is posted. Truthfulness, individual rationality and the budget come from
-those menus and hold for every curve, on every law of clients, also on laws that training never saw. A
-curve is chosen by public configuration alone: the objective, the buyer's belief about the law, the number of
-clients, the budget. A curve chosen by looking at bids would give a client a say in the menu that it faces.
+those menus and hold for every curve, on every distribution of clients, also on distributions that training never
+saw. A curve is chosen by public configuration alone: the objective, the buyer's belief about the distribution,
+the number of clients, the budget. A curve chosen by looking at bids would give a client a say in the menu that it
+faces.
 
 Runs on NumPy: torch is needed to learn a curve, not to use one.
 """
@@ -19,20 +20,21 @@ from pathlib import Path
 from typing import ClassVar, NotRequired, TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from privmarket._settings import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
+from privmarket.market._distributions import SCENARIOS
 from privmarket.market._mechanism import budget_column
 from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve
 from privmarket.market._objectives import AggregateError, AggregationError, Objective
 from privmarket.market._objectives import objective as objective_called
 from privmarket.market._outcome import Outcome
 from privmarket.market._ration_design import bias_to_noise as ration_bias_to_noise
+from privmarket.market._ration_design import two_step_curve
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_menu import face_all
-from privmarket.mechanisms.learned._floors import Floors, Ladder, levels
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped
 
 AGGREGATE_WEIGHTS = "mfg-menunet-aggregate"
@@ -46,10 +48,10 @@ class LearnedCurve:
     Attributes:
         curve: the menu.
         objective: name of the objective.
-        scenario: the law.
+        scenario: the distribution.
         budget_per_client: money per client.
         bias_to_noise: r = H²·N/κ for the aggregation error, H²·N²·(h/n)/κ for the aggregate error, 0 for total
-            ε. Markets with equal r, law and budget per client have the same best curve.
+            ε. Markets with equal r, distribution and budget per client have the same best curve.
     """
 
     curve: MenuCurve | RationCurve
@@ -66,12 +68,15 @@ class MfgMenuNet(MeanFieldMenu):
         objective: what the buyer wants, an objective or its name.
         kappa, heterogeneity: of the aggregation error or the aggregate error, when it is given by its name.
         honest_share, delta: of the aggregate error.
-        scenario: the buyer's public belief about the law of clients; a wrong one costs value, never truthfulness.
-        epsilon_max: public limit on offers.
-        service_share, service_valuation, unit_compensation: floors, see `Floors`; not for the aggregate error.
-        service_amount: floor for the aggregate error: ε that everybody below the highest price can sell before
+        scenario: the buyer's public belief about the distribution of clients; a wrong one costs value, never
+        truthfulness. epsilon_max: public limit on offers. service_share, service_valuation, unit_compensation:
+        floors, see `Floors`; not for the aggregate error. service_amount: floor for the aggregate error: ε that
+        everybody below the highest price can sell before
             anybody sells more, whenever the budget covers N times that amount at that price.
-        weights: a file written by `privmarket train mfg-menunet`; the shipped curves by default.
+        weights: a file written by `privmarket train mfg-menunet`, or weights in memory; the shipped curves by
+            default.
+        untrained: where learning starts: a posted price, or the two-step menu of the fluid limit for the aggregate
+            error. The rule is then called `mfg-menunet:untrained`; it is as truthful as the trained one.
     """
 
     name: ClassVar[str] = "mfg-menunet"
@@ -88,10 +93,11 @@ class MfgMenuNet(MeanFieldMenu):
         service_share: float = 0.0,
         service_valuation: float = 0.0,
         unit_compensation: float = 0.0,
-        weights: str | Path | None = None,
+        weights: str | Path | Weights | None = None,
         honest_share: float = HONEST_SHARE,
         delta: float = DELTA,
         service_amount: float = 0.0,
+        untrained: bool = False,
     ) -> None:
         super().__init__(POSTED_PRICE, epsilon_max)
         self.objective = _objective(objective, kappa, heterogeneity, honest_share, delta)
@@ -104,14 +110,24 @@ class MfgMenuNet(MeanFieldMenu):
                 f"{self.name}: floors in other units than the menu for {self.objective.name!r}",
                 "rations (aggregate-error) have service_amount, other menus service_share and unit_compensation",
             )
-        self.curves = read_curves(load(weights or shipped(AGGREGATE_WEIGHTS if rations else self.name), self.name))
+        if not isinstance(weights, Weights):
+            weights = load(weights or shipped(AGGREGATE_WEIGHTS if rations else self.name), self.name)
+        self.curves = read_curves(weights)
+        self.untrained = untrained
+        if untrained:
+            self.name = f"{self.name}:untrained"  # type: ignore[misc]
 
     def curve_for(self, clients: int, budget_per_client: float) -> MenuCurve | RationCurve:
         """The curve for a market of this public description: the nearest one that was learned."""
+        if self.untrained:
+            if isinstance(self.objective, AggregateError) and self.scenario in SCENARIOS:
+                money = budget_per_client * clients
+                return two_step_curve(SCENARIOS[self.scenario], clients, money, self.objective)
+            return POSTED_PRICE
         same = [c for c in self.curves if c.objective == self.objective.name]
-        of_law = [c for c in same if c.scenario == self.scenario]
-        # A ration's prices are in the money of the law that they were learned for; other menus find their level.
-        same = of_law if isinstance(self.objective, AggregateError) else of_law or same
+        known = [c for c in same if c.scenario == self.scenario]
+        # A ration's prices are in the money of the clients it was learned for; other menus find their level.
+        same = known if isinstance(self.objective, AggregateError) else known or same
         if not same:
             return POSTED_PRICE
         ratio = bias_to_noise(self.objective, clients)
@@ -170,7 +186,7 @@ class MfgMenuNet(MeanFieldMenu):
             return lambda valuation, epsilon: menu._at(valuation, epsilon, level)
         ladder = Ladder(curve, self.floors)
         found = [
-            levels(ladder, valuation, epsilon, money, self.epsilon_max)
+            ladder_levels(ladder, valuation, epsilon, money, self.epsilon_max)
             for valuation, epsilon, money in zip(bids.valuation, bids.epsilon, budget.tolist(), strict=True)
         ]
         fraction, at = (np.array(part) for part in zip(*found, strict=True))
@@ -279,3 +295,148 @@ def curve_arrays(curve: MenuCurve | RationCurve, index: int) -> tuple[dict[str, 
         arrays = {f"price/{index}": curve.price, f"multiple/{index}": curve.multiple}
         return arrays, {"kind": "ration", "ceiling": ceiling}
     return {f"price/{index}": curve.price, f"weight/{index}": curve.weight}, {}
+
+
+# ---- floors: the mean-field menu with a service floor and a compensation floor, still exact ----
+
+_BISECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Floors:
+    """What every client is promised. The zeros promise nothing.
+
+    Attributes:
+        service_share: everyone with v ≤ `service_valuation` sells at least this share of its ε, whenever the
+            budget can pay for that together with one client's reserve.
+        service_valuation: in money per unit of ε.
+        unit_compensation: every unit of ε sold is paid at least this.
+    """
+
+    service_share: float = 0.0
+    service_valuation: float = 0.0
+    unit_compensation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.service_share < 1 and 0 <= self.service_valuation < np.inf):
+            raise ConfigurationError(
+                f"service floor: share {self.service_share} up to valuation {self.service_valuation}",
+                "give a share in [0, 1) and a finite valuation",
+            )
+        if not 0 <= self.unit_compensation < np.inf:
+            raise ConfigurationError(
+                f"compensation floor is {self.unit_compensation}", "give money per unit of ε, at least 0"
+            )
+
+    def __bool__(self) -> bool:
+        return self.service_share > 0 or self.unit_compensation > 0
+
+    @property
+    def service_price(self) -> float:
+        """p_f: just above the stated valuation, because a client at a price does not sell."""
+        return max(float(np.nextafter(self.service_valuation, np.inf)), self.unit_compensation)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The menus that a curve and its floors give, one for every level u of spending.
+
+    Notation: level u ≥ 0 of a market. For u ≤ 1 only the service floor is bought, for the fraction u of it;
+    beyond 1 it is bought whole and the curve G is scaled by the price level τ = (u − 1)·τ₀. w_f, p_f = share and
+    price of the service floor; c = least money per unit of ε.
+
+     At each level a client faces a mixture of posted prices: the floor at p_f, and step m at max(τ s_m, c) for
+    the share w_m·min(1, τ s_m/c). So it sells less when the budget is short, but never for less than c per unit.
+    What a client is paid is non-decreasing in u, and is at most ε_max·(w_f p_f·min(u, 1) + (1 − w_f)·τ·∫G). These
+    are the two facts that the proof of the mean-field menu uses; u_{−i} takes the place of τ_{−i}.
+    """
+
+    curve: MenuCurve
+    floors: Floors
+
+    @property
+    def rest(self) -> float:
+        """The share of ε that the service floor leaves to the curve."""
+        return 1.0 - self.floors.service_share
+
+    def trade(self, valuation: Array, epsilon: Array, fraction: Array, level: Array) -> tuple[Array, Array]:
+        """ε sold and pay of clients that face `fraction` of the floor and price level τ; one shape."""
+        takes_floor = valuation < self.floors.service_price
+        share = np.where(takes_floor, self.floors.service_share * fraction, 0.0)
+        unit_pay = share * self.floors.service_price
+        least = self.floors.unit_compensation
+        for price, weight in zip(self.curve.price, self.curve.weight, strict=True):
+            scaled = level * price
+            posted = np.maximum(scaled, least)
+            sells = valuation < posted
+            ration = np.minimum(1.0, scaled / least) if least > 0 else 1.0
+            bought = np.where(sells, self.rest * weight * ration, 0.0)
+            share = share + bought
+            unit_pay = unit_pay + bought * posted
+        return epsilon * share, epsilon * unit_pay
+
+    def most(self, epsilon_max: float, fraction: Array, level: Array) -> Array:
+        """The most that one client can be paid at this fraction of the floor and this price level."""
+        floor = self.floors.service_share * self.floors.service_price * fraction
+        return epsilon_max * (floor + self.rest * level * self.curve.area)
+
+
+@dataclass(frozen=True)
+class _Supply:
+    """Total pay of a market at any level, from prefix sums over sorted valuations."""
+
+    ladder: Ladder
+    ranked: Array
+    prefix: Array
+
+    @staticmethod
+    def of(ladder: Ladder, valuation: Array, epsilon: Array) -> _Supply:
+        order = np.argsort(valuation, kind="stable")
+        return _Supply(ladder, valuation[order], np.append(0.0, np.cumsum(epsilon[order])))
+
+    def below(self, price: Array) -> Array:
+        """Σ ε of the clients whose valuation is below each price, same shape as `price`."""
+        return self.prefix[np.searchsorted(self.ranked, price, side="left")]
+
+    def pay(self, fraction: Array, level: Array) -> Array:
+        """What all clients together are paid at each (fraction, level)."""
+        ladder, floors = self.ladder, self.ladder.floors
+        price = np.asarray(floors.service_price)
+        total = floors.service_share * floors.service_price * fraction * self.below(price)
+        for step, weight in zip(ladder.curve.price, ladder.curve.weight, strict=True):
+            scaled = level * step
+            # share·price = w·min(1, x/c)·max(x, c) = w·x, whatever c is.
+            total = total + ladder.rest * weight * scaled * self.below(np.maximum(scaled, floors.unit_compensation))
+        return np.asarray(total)
+
+
+def ladder_levels(
+    ladder: Ladder, valuation: Array, epsilon: Array, budget: float, epsilon_max: float
+) -> tuple[Array, Array]:
+    """(clients,) the fraction of the floor and the price level that each client faces, whatever it reports.
+
+    For each client the largest feasible level, by bisection from the feasible side: what is returned is
+    within the budget to the last digit of the comparison.
+    """
+    supply = _Supply.of(ladder, valuation, epsilon)
+
+    def within(fraction: Array, level: Array) -> NDArray[np.bool_]:
+        own = ladder.trade(valuation, epsilon, fraction, level)[1]
+        cost = supply.pay(fraction, level) - own + ladder.most(epsilon_max, fraction, level)
+        return np.asarray(cost <= budget)
+
+    zeros, ones = np.zeros(valuation.shape), np.ones(valuation.shape)
+    whole = within(ones, zeros)
+    fraction = np.where(whole, 1.0, _bisect(lambda u: within(u, zeros), zeros, ones))
+    # Nobody can be paid more than the whole budget, so no level beyond this is feasible.
+    top = np.full(valuation.shape, 2.0 * budget / (epsilon_max * ladder.rest * ladder.curve.area))
+    level = np.where(whole, _bisect(lambda u: within(ones, u), zeros, top), 0.0)
+    return fraction, level
+
+
+def _bisect(feasible: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array) -> Array:
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        ok = feasible(middle)
+        low, high = np.where(ok, middle, low), np.where(ok, high, middle)
+    return low

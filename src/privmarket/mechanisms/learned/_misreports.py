@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._markets import Trade
 
 # What a set of misreports (valuation, epsilon), (..., L, D) each, earns.
 Deviation = Callable[[Tensor, Tensor], Trade]

@@ -10,9 +10,8 @@ from typing import Any
 
 from privmarket._settings import HETEROGENEITY, KAPPA
 from privmarket.errors import ConfigurationError
-from privmarket.mechanisms._setting_types import check_type, declared_types
-from privmarket.mechanisms.learned._lagrangian import Steering
-from privmarket.mechanisms.learned._mean_field_loss import Alignment, Baseline
+from privmarket.mechanisms._registry import check_type, declared_types
+from privmarket.mechanisms.learned._losses import Alignment, Baseline, Steering
 
 TABLE_I = ("uniform", "bimodal", "lognormal")
 
@@ -42,10 +41,11 @@ class Recipe:
 
     Attributes:
         mechanism: the name the weights will serve.
-        scenarios: laws that markets are drawn from.
+        scenarios: distributions that markets are drawn from.
         clients: (low, high) numbers of clients, log-uniform.
         budget_per_client: (low, high) money per client, log-uniform.
-        objective: "total-epsilon", "aggregation-error" (problem P2) or "revenue" (the paper's).
+        objective: "total-epsilon", "aggregation-error" (problem P2) or "revenue" (the paper's); or an own one.
+        loss: "lagrangian" or "penalty"; see `_losses`.
         kappa, heterogeneity: weights of noise and of bias in the aggregation error.
         steps, rows, learning_rate: Adam steps, clients per batch, first rate (cosine to a twentieth).
         pool: number of batches drawn once and visited in turn, with warm-started misreports; 0 draws anew.
@@ -62,6 +62,7 @@ class Recipe:
     clients: tuple[int, int] = (10, 1000)
     budget_per_client: tuple[float, float] = (0.1, 2.0)
     objective: str = "total-epsilon"
+    loss: str = "lagrangian"
     kappa: float = KAPPA
     heterogeneity: float = HETEROGENEITY
     steps: int = 2_000
@@ -170,6 +171,15 @@ _DEFAULTS: dict[str, Recipe] = {
     "mfg-regretnet": Recipe("mfg-regretnet", steps=1_500, steering=_BY_SIZE),
     "regretnet": _SEATED,
     "dm-regretnet": replace(_SEATED, mechanism="dm-regretnet", steps=300, learning_rate=5e-4),
+    "regretformer": Recipe(
+        "regretformer",
+        clients=(5, 60),
+        steps=800,
+        rows=768,
+        steering=_BY_GROUP,
+        attack=MisreportSearch(rows=192),
+        alignment=_NO_ALIGNMENT,
+    ),
     # Section VIII of the paper: revenue, 200 outer iterations of 25 steps on 64 profiles, R = 25 ascent steps of
     # 0.01 from uniform starts, ρ from 1 by 1.5 every ten outer iterations to 100, plain dual ascent, γ = 10 on the
     # cost of the offered ε. Ten clients of each profile are attacked per step; sizes up to the paper's N = 100.
@@ -188,27 +198,35 @@ _DEFAULTS: dict[str, Recipe] = {
 
 
 def recipe(mechanism: str, profile: str = "full", **changes: Any) -> Recipe:
-    """The recipe of a mechanism; `quick` is sized for under three minutes on two cores."""
+    """The recipe of a registered rule; `quick` is sized for under three minutes on two cores."""
     if mechanism not in _DEFAULTS:
         raise ConfigurationError(
             f"{mechanism!r} is not a mechanism that is trained",
-            f"choose one of: {', '.join(sorted({*_DEFAULTS, 'mfg-menunet'}))}",
+            f"choose one of: {', '.join(sorted({*_DEFAULTS, 'mfg-menunet'}))}, or give file.py:Network",
         )
-    base = _DEFAULTS[mechanism]
+    return replace(_of_profile(_DEFAULTS[mechanism], profile), **changes)
+
+
+def own_recipe(mechanism: str, profile: str = "full") -> Recipe:
+    """The recipe of a network of one's own: that of `regretformer`, for markets of 5 to 30 clients."""
+    return _of_profile(replace(_DEFAULTS["regretformer"], mechanism=mechanism, clients=(5, 30)), profile)
+
+
+def _of_profile(base: Recipe, profile: str) -> Recipe:
     if profile == "quick":
-        base = replace(base, steps=max(200, base.steps // 20), rows=max(512, base.rows // 2))
-    elif profile != "full":
+        return replace(base, steps=max(200, base.steps // 20), rows=max(512, base.rows // 2))
+    if profile != "full":
         raise ConfigurationError(f"unknown profile {profile!r}", "choose quick or full")
-    return replace(base, **changes)
+    return base
 
 
-def market_size(mechanism: str, clients: int) -> dict[str, object]:
+def market_size(of: Recipe, clients: int) -> dict[str, Any]:
     """Changes of a recipe that train for markets of one size.
 
     A concatenated network gets as many seats as the largest of the groups that such a market is cut into, and is
     trained from half of that on: no market of more clients is cut into smaller groups.
     """
-    if "seats" not in recipe(mechanism).network:
+    if "seats" not in of.network:
         return {"clients": (clients, clients)}
     largest = math.ceil(clients / math.ceil(clients / SEATS))
-    return {"clients": ((largest + 1) // 2, largest), "network": {"seats": largest}}
+    return {"clients": ((largest + 1) // 2, largest), "network": {**of.network, "seats": largest}}

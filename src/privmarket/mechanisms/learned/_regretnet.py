@@ -15,26 +15,25 @@ from torch.nn import functional
 from privmarket.market._bids import Bids
 from privmarket.market._mechanism import budget_column
 from privmarket.market._outcome import Outcome
-from privmarket.mechanisms.learned._client_groups import columns_with_clients, group, ungroup
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, settle
-from privmarket.mechanisms.learned._market_tensors import Markets, from_bids
-from privmarket.mechanisms.learned._menu_ladder import MenuLadder
-from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding, Trade, multilayer, within_budget
+from privmarket.mechanisms.learned._markets import (
+    BID_FEATURES,
+    Markets,
+    Trade,
+    bid_features,
+    columns_with_clients,
+    from_bids,
+    group,
+    ungroup,
+)
+from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding, MenuLadder, multilayer, within_budget
 from privmarket.mechanisms.learned._slopes import Slope
 
-SEAT_FEATURES = 4
 # Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
 FARTHEST = -30.0
 # In money units: what a posted price would be in the middle of the training's markets.
 FIRST_THRESHOLD = 4.0
 Rule = Callable[[Markets, Tensor, Tensor], Trade]
-
-
-def seat_features(markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
-    """(..., seats, 4): log(1 + s), ε/ε_max, s/(1 + s), whether somebody sits there."""
-    s, cap = valuation / markets.unit, epsilon / markets.epsilon_max
-    taken = torch.ones_like(s) if markets.present is None else markets.present.expand_as(s)
-    return torch.stack((torch.log1p(s) / 3, cap, 1 / (1 + s), taken), dim=-1) * taken[..., None]
 
 
 class ConcatenatedNetwork(AuctionNetwork):
@@ -129,17 +128,12 @@ class RegretNetwork(ConcatenatedNetwork):
         super().__init__()
         self.seats, self.hidden, self.layers, self.menus = seats, hidden, layers, menus
         self.population_row, self.selected = population_row, selected
-        inputs = SEAT_FEATURES * (seats + population_row)
+        inputs = BID_FEATURES * (seats + population_row)
         outputs = 2 * menus * (seats + 1) if menus else 3 * seats
         gain = 0.05 if menus else 0.1
         self.net = multilayer((inputs, *(hidden,) * layers, outputs), last_gain=gain)
         if menus:
             self.ladder = MenuLadder(menus)
-
-    def settings(self) -> dict[str, object]:
-        """The arguments with which the network was made."""
-        names = ("seats", "hidden", "layers", "menus", "population_row", "selected")
-        return {name: getattr(self, name) for name in names}
 
     def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
         """The outcome of reports (..., L, seats)."""
@@ -151,7 +145,7 @@ class RegretNetwork(ConcatenatedNetwork):
         return Trade(trade.epsilon * chosen, trade.payment * chosen)
 
     def _trade(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
-        rows = seat_features(markets, valuation, epsilon)
+        rows = bid_features(markets, valuation, epsilon)
         if self.population_row:
             taken = rows[..., 3:].sum(-2, keepdim=True).clamp_min(1.0)
             rows = torch.cat((rows, rows.sum(-2, keepdim=True) / taken), dim=-2)
@@ -199,16 +193,7 @@ class SeatedMechanism(LearnedMechanism):
         numbers = torch.arange(groups.valuation.numel(), dtype=torch.float64).reshape(groups.valuation.shape)
         seats = ungroup(Trade(numbers, numbers), *markets.valuation.shape).epsilon[0]
         row, seat = divmod(int(seats[client]), network.seats)
-        mine = slice(row, row + 1)
-        own_group = replace(
-            groups,
-            valuation=groups.valuation[mine],
-            epsilon=groups.epsilon[mine],
-            data_size=groups.data_size[mine],
-            accuracy=groups.accuracy[mine],
-            budget=groups.budget[mine],
-            present=None if groups.present is None else groups.present[mine],
-        )
+        own_group = groups.part(slice(row, row + 1))
         count = centre.numel()
         valuation = own_group.valuation.expand(count, -1).clone()
         valuation[:, seat] = centre

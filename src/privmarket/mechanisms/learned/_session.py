@@ -1,79 +1,42 @@
-"""A training session on disk: starts or resumes, saves as it goes, ends with a weights file and its curve."""
+"""A training session on disk: starts or resumes, saves as it goes, ends with a weights file and its curve.
+
+One session serves networks and menus: it drives any `TrainingRun`. A checkpoint holds everything that the next step
+depends on, in one file, written atomically: a run that was killed goes on as if it had not been.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TypedDict
-
-import numpy as np
+from typing import Any, Generic, TypedDict, TypeVar
 
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.market._attacks import STRONG, Attack
-from privmarket.market._audit import judge
-from privmarket.market._bounds import fluid_bound
 from privmarket.market._distributions import Distribution, EmpiricalDistribution
-from privmarket.market._mechanism import Mechanism
-from privmarket.mechanisms.learned._mean_field_loss import SolvedMarket
+from privmarket.mechanisms.learned._losses import SolvedMarket
 from privmarket.mechanisms.learned._recipes import Recipe
-from privmarket.mechanisms.learned._trained_weights import mechanism_class, new_trainer, write_weights
-from privmarket.mechanisms.learned._trainer import Trainer, TrainingStep
-from privmarket.mechanisms.learned._training_checkpoint import SoFar, load_checkpoint, save_checkpoint
+from privmarket.mechanisms.learned._trainer import TrainingRun, TrainingStep, new_trainer
+from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, save
 
+SUFFIX = "#checkpoint"
 LEAST_PAST_BIDS = 20
 _SAVE_EVERY_SECONDS = 20.0
 _CURVE_POINTS = 500
+Progress = TypeVar("Progress")
 
 
-class FluidRatio(TypedDict):
-    """ε bought over the fluid bound, a mean over markets, and its standard error."""
-
-    fluid_ratio: float
-    fluid_ratio_error: float
-
-
-class CaseRow(FluidRatio):
-    """What an attack found in markets of one kind."""
-
-    scenario: str
-    clients: int
-    budget: float
-    profiles: int
-    regret_share: float
-    spend_over_budget: float
-    underpaid: float
-    over_budget: float
-
-
-class MeasuredWeights(TypedDict):
-    """What is measured on weights, case by case; `max_regret` is what they promise."""
-
-    cases: list[CaseRow]
-    max_regret: float
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Where a training session wrote its weights and curve, and how long it took."""
-
-    weights: Path
-    curve: Path
-    steps: int
-    seconds: float
-    resumed_at: int
-
-
-def check_laws(laws: Sequence[Distribution]) -> None:
+def check_distributions(distributions: Sequence[Distribution]) -> None:
     """Refuses past bids that are too few to learn from."""
-    for law in laws:
-        if isinstance(law, EmpiricalDistribution) and law.past.clients < LEAST_PAST_BIDS:
+    for distribution in distributions:
+        if isinstance(distribution, EmpiricalDistribution) and distribution.past.clients < LEAST_PAST_BIDS:
             raise ConfigurationError(
-                f"{law.name}: {law.past.clients} past bids are too few to learn from",
+                f"{distribution.name}: {distribution.past.clients} past bids are too few to learn from",
                 f"collect at least {LEAST_PAST_BIDS}, or use a named scenario",
             )
 
@@ -83,118 +46,194 @@ def checkpoint_path(out: Path) -> Path:
     return out.with_name(out.name + ".checkpoint")
 
 
-def train(
-    recipe: Recipe,
-    laws: Sequence[Distribution],
-    out: Path,
-    report: Callable[[TrainingStep], None] = lambda progress: None,
-    until: int | None = None,
-    solved: SolvedMarket | None = None,
-) -> Finished:
-    """Runs a recipe to its end (or to step `until`), resuming from the checkpoint beside `out` if there is one.
+class SoFar(TypedDict, total=False):
+    """What a session knows of itself: seconds it took, rows of its curve, and the memory of its early stop."""
 
-    Weights are written when the recipe is done; a keyboard interrupt leaves a checkpoint.
+    seconds: float
+    curve: list[list[float]]
+    patience: dict[str, float]
+
+
+def save_checkpoint(path: str | Path, run: TrainingRun[Any], so_far: SoFar) -> None:
+    """Everything the next step depends on, in one file, atomically. `so_far` is kept for the caller."""
+    arrays, state = run.state()
+    facts = {"description": run.description(), "step": run.step, "state": state, "so_far": so_far}
+    save(path, Weights(run.mechanism + SUFFIX, arrays, facts))
+
+
+def load_checkpoint(path: str | Path, run: TrainingRun[Any]) -> SoFar:
+    """Puts a run where the checkpoint left; returns the caller's facts.
+
+    Raises:
+        WeightsError: the checkpoint was written by a run with other settings or other distributions.
     """
-    check_laws(laws)
-    trainer = new_trainer(recipe, laws, solved)
-    kept = checkpoint_path(out)
-    earlier: SoFar = load_checkpoint(kept, trainer) if kept.exists() else {"seconds": 0.0, "curve": []}
-    session = _Session(trainer, kept, earlier["seconds"], earlier["curve"], report)
-    resumed_at = trainer.step
-    try:
-        trainer.run(session.after_step, until)
-    finally:
-        session.save()
-    if trainer.step >= recipe.steps:
-        write_weights(out, trainer, session.seconds, {})
-    curve = out.with_suffix(".curve.csv")
-    write_atomically(curve, _as_csv(session.curve).encode())
-    return Finished(out, curve, trainer.step, session.seconds, resumed_at)
+    stored = load(path, run.mechanism + SUFFIX)
+    described = json.loads(json.dumps(run.description()))  # with lists for tuples, as JSON gives it back
+    if stored.facts.get("description") != described:
+        raise WeightsError(
+            f"{path} belongs to a run with other settings", "repeat those settings, or choose another --out"
+        )
+    run.restore(stored.arrays, stored.facts["state"])
+    run.step = int(stored.facts["step"])
+    so_far: SoFar = stored.facts["so_far"]
+    return so_far
 
 
-class _Session:
+@dataclass
+class EarlyStop:
+    """Ends a training that no longer gets anywhere.
+
+    Objective and regret are followed as running means. An objective that is higher than ever by more than 0.001,
+    or a regret that is lower than ever by more than a fiftieth, is progress; `patience` steps without any end the
+    run.
+
+    Attributes:
+        patience: how many steps without progress are borne.
+    """
+
+    patience: int
+    memory: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ConfigurationError(f"patience is {self.patience}", "give a number of steps, at least 1")
+
+    def __call__(self, progress: TrainingStep) -> bool:
+        """Whether the run should end after this step."""
+        now = self.memory
+        if not now:
+            now.update(objective=progress.objective, regret=progress.regret)
+            now.update(best_objective=-math.inf, best_regret=math.inf, progress_at=progress.step)
+        now["objective"] += 0.05 * (progress.objective - now["objective"])
+        now["regret"] += 0.05 * (progress.regret - now["regret"])
+        if now["objective"] > now["best_objective"] + 0.001:
+            now["best_objective"] = now["objective"]
+            now["progress_at"] = progress.step
+        if now["regret"] < 0.98 * now["best_regret"]:
+            now["best_regret"] = now["regret"]
+            now["progress_at"] = progress.step
+        return progress.step - now["progress_at"] >= self.patience
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Where a training session wrote its weights and curve, and how long it took.
+
+    Attributes:
+        steps: steps done; fewer than the recipe has where it was stopped.
+        resumed_at: the step from which an earlier session was continued, 0 for a new one.
+        stopped_early: whether it ended because it no longer got anywhere.
+    """
+
+    weights: Path
+    curve: Path
+    steps: int
+    seconds: float
+    resumed_at: int
+    stopped_early: bool = False
+
+
+class Session(Generic[Progress]):
+    """A run under way, in memory or with a checkpoint on disk.
+
+    Args:
+        run: what is trained.
+        checkpoint: where its state is kept; None keeps it nowhere. A checkpoint that is there is continued.
+        report: called after every step.
+        early_stop: asked after every step.
+    """
+
     def __init__(
         self,
-        trainer: Trainer,
-        path: Path,
-        seconds: float,
-        curve: list[list[float]],
-        report: Callable[[TrainingStep], None],
+        run: TrainingRun[Progress],
+        checkpoint: Path | None,
+        report: Callable[[Progress], object] | None = None,
+        early_stop: EarlyStop | None = None,
     ) -> None:
-        self.trainer, self.path, self.curve, self.report = trainer, path, curve, report
-        self.started = time.monotonic() - seconds
-        self.saved = time.monotonic()
-        self.every = max(1, trainer.recipe.steps // _CURVE_POINTS)
+        self.run = run
+        self.path = checkpoint
+        self.report = report
+        self.early_stop = early_stop
+        so_far: SoFar = {"seconds": 0.0, "curve": []}
+        if checkpoint is not None and checkpoint.exists():
+            so_far = load_checkpoint(checkpoint, run)
+            if early_stop is not None:
+                early_stop.memory.update(so_far.get("patience", {}))
+        self.curve = so_far["curve"]
+        self.columns: list[str] = []
+        self.resumed_at = run.step
+        self.stopped_early = False
+        self._started = time.monotonic() - so_far["seconds"]
+        self._saved = time.monotonic()
+        self._every = max(1, run.steps // _CURVE_POINTS)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.started
+        """Time spent, earlier sessions included."""
+        return time.monotonic() - self._started
 
-    def after_step(self, progress: TrainingStep) -> None:
-        if progress.step % self.every == 0:
-            self.curve.append([float(value) for value in asdict(progress).values()])
-        if time.monotonic() - self.saved > _SAVE_EVERY_SECONDS:
+    def train(self, until: int | None = None) -> None:
+        """Runs to the end, to step `until`, or until nothing is gained any more; the state is kept on the way."""
+        try:
+            self.stopped_early = self.run.run(self._after_step, until, self.early_stop)  # type: ignore[arg-type]
+        finally:
             self.save()
-        self.report(progress)
+
+    def _after_step(self, progress: Progress) -> None:
+        if self.run.step % self._every == 0:
+            self.curve.append([float(value) for value in asdict(progress).values()])  # type: ignore[call-overload]
+        if time.monotonic() - self._saved > _SAVE_EVERY_SECONDS:
+            self.save()
+        if self.report is not None:
+            self.report(progress)
 
     def save(self) -> None:
-        save_checkpoint(self.path, self.trainer, {"seconds": self.seconds, "curve": self.curve})
-        self.saved = time.monotonic()
+        """Writes the checkpoint."""
+        self._saved = time.monotonic()
+        if self.path is not None:
+            so_far: SoFar = {"seconds": self.seconds, "curve": self.curve}
+            if self.early_stop is not None:
+                so_far["patience"] = self.early_stop.memory
+            save_checkpoint(self.path, self.run, so_far)
 
 
-def _as_csv(curve: list[list[float]]) -> str:
+def finish(
+    run: TrainingRun[Progress],
+    out: Path,
+    report: Callable[[Progress], object] | None = None,
+    until: int | None = None,
+    early_stop: EarlyStop | None = None,
+) -> Finished:
+    """Runs to the end (or to step `until`), resuming from the checkpoint beside `out` if there is one.
+
+    Weights are written when the run is done; a keyboard interrupt leaves a checkpoint.
+    """
+    session = Session(run, checkpoint_path(out), report, early_stop)
+    session.train(until)
+    if run.step >= run.steps or session.stopped_early:
+        save(out, run.weights(session.seconds))
+    curve = out.with_suffix(".curve.csv")
+    write_atomically(curve, curve_csv(run, session.curve).encode())
+    return Finished(out, curve, run.step, session.seconds, session.resumed_at, session.stopped_early)
+
+
+def run_recipe(
+    recipe: Recipe,
+    distributions: Sequence[Distribution],
+    out: Path,
+    report: Callable[[TrainingStep], object] | None = None,
+    until: int | None = None,
+    solved: SolvedMarket | None = None,
+) -> Finished:
+    """Trains the network of a registered rule by a recipe; `privmarket.train` is the public way."""
+    check_distributions(distributions)
+    return finish(new_trainer(recipe, distributions, solved), out, report, until)
+
+
+def curve_csv(run: TrainingRun[Any], rows: list[list[float]]) -> str:
+    """The training curve as CSV, with a header."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([field.name for field in fields(TrainingStep)])
-    writer.writerows(curve)
+    writer.writerow([column.name for column in fields(run.progress_class)])
+    writer.writerows(rows)
     return text.getvalue()
-
-
-def value(rule: Mechanism, law: Distribution, clients: int, budget: float, seed: int) -> FluidRatio:
-    """ε bought over the fluid bound with its standard error: more markets than can be attacked."""
-    markets = max(20, 30_000 // clients)
-    types = law.sample(np.random.default_rng([seed, 1]), clients, (markets,))
-    ratio = rule.run(types, budget).total_epsilon / fluid_bound(law, clients, budget)
-    return {"fluid_ratio": float(ratio.mean()), "fluid_ratio_error": float(ratio.std() / markets**0.5)}
-
-
-def measure(
-    weights: Path | None,
-    name: str,
-    cases: Sequence[tuple[Distribution, int, float, int]],
-    attack: Attack = STRONG,
-    seed: int = 12_345,
-    progress: Callable[[CaseRow], None] = lambda row: None,
-) -> MeasuredWeights:
-    """Attacks weights in markets (law, clients, budget, profiles).
-
-    Returns:
-        `cases`, one row each, and `max_regret`: the largest mean regret as a share of the mean payment, with a
-        quarter on top, because other samples differ.
-    """
-    rule = mechanism_class(name)(weights=weights)
-    rows = []
-    for law, clients, budget, profiles in cases:
-        rng = np.random.default_rng(seed)
-        types = law.sample(rng, clients, (profiles,))
-        merit = judge(types, rule.run(types, budget), budget)
-        regret = attack(rule, types, budget, rng)
-        row: CaseRow = {
-            "scenario": law.name,
-            "clients": clients,
-            "budget": budget,
-            "profiles": profiles,
-            "regret_share": float(regret.gain.mean() / merit.mean_payment),
-            **value(rule, law, clients, budget, seed),
-            "spend_over_budget": merit.spend / budget,
-            "underpaid": merit.underpaid,
-            "over_budget": merit.over_budget,
-        }
-        rows.append(row)
-        progress(row)
-    return summary(rows)
-
-
-def summary(rows: list[CaseRow]) -> MeasuredWeights:
-    """What `measure` returns, from its rows."""
-    return {"cases": rows, "max_regret": round(1.25 * max(row["regret_share"] for row in rows), 5)}

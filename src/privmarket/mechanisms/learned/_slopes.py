@@ -134,7 +134,7 @@ class Slope:
         rule = _RULES.get(func)
         if rule is None:
             raise ConfigurationError(
-                f"no bound is known for {getattr(func, '__name__', func)}", "see mechanisms/learned/slopes.py"
+                f"no bound is known for {getattr(func, '__name__', func)}", "see mechanisms/learned/_slopes.py"
             )
         return rule(*args, **(named or {}))
 

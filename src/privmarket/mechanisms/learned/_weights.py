@@ -51,7 +51,8 @@ def save(path: str | Path, weights: Weights) -> None:
         "mechanism": weights.mechanism,
         "facts": json.dumps(dict(weights.facts), sort_keys=True),
     }
-    arrays = {name: np.ascontiguousarray(array) for name, array in weights.arrays.items()}
+    # Not np.ascontiguousarray, which makes a vector of a scalar.
+    arrays = {name: np.array(array, order="C") for name, array in weights.arrays.items()}
     write_atomically(path, to_bytes(arrays, metadata=header))
 
 

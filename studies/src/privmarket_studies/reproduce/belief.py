@@ -15,8 +15,8 @@ from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._recipes import recipe
-from privmarket.mechanisms.learned._session import train
-from privmarket.mechanisms.learned._trained_weights import mechanism_class
+from privmarket.mechanisms.learned._session import run_recipe
+from privmarket.mechanisms.learned._trainer import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import TrainingAttack
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training
@@ -46,7 +46,7 @@ def run_trained(config: Config, seed: int, scratch: Path) -> Result:
     chosen = recipe("mfg-regretnet", "quick", clients=(clients, clients), budget_per_client=(0.4, 1.2))
     short = {"steps": config["steps"], "rows": 800, "attack.rows": 400, "steering.first": 1.0, "steering.rate": 0.1}
     short |= {"alignment.anneal_steps": config["steps"] // 2, "seed": seed}
-    train(
+    run_recipe(
         replace(chosen, scenarios=(config["believed"],)).with_settings(short), [scenario(config["believed"])], out
     )
     rule = mechanism_class("mfg-regretnet")(weights=out)

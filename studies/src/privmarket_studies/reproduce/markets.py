@@ -5,22 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-from privmarket._lazy import late
-from privmarket.market._distributions import Distribution, scenario
+from privmarket.market._distributions import Distribution
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned._recipes import recipe
-
-if TYPE_CHECKING:
-    from privmarket.mechanisms.learned import _trained_weights as trained_weights
-else:
-    trained_weights = late("privmarket.mechanisms.learned._trained_weights")
 
 CLASSICAL = (
     "pac",
@@ -43,20 +32,7 @@ EXACT = ("pac", "mean-field-menu", "mfg-menunet")
 
 def rule_for(name: str, law: Distribution, **settings: object) -> Mechanism:
     """The rule called `name`, told the market's public law and limit where it wants to know them."""
-    if name == UNTRAINED:
-        return _untrained()
     return mechanism(name, market=MarketFacts.of(law), **settings)
-
-
-@lru_cache(maxsize=1)
-def _untrained() -> Mechanism:
-    """The network of `mfg-regretnet` as its recipe starts it: a ladder of menus built by hand, not trained."""
-    chosen = recipe(UNTRAINED.partition(":")[0])
-    trainer = trained_weights.new_trainer(chosen, [scenario(law) for law in chosen.scenarios])
-    with TemporaryDirectory() as folder:
-        start = Path(folder) / "untrained.safetensors"
-        trained_weights.write_weights(start, trainer, 0.0, {})
-        return trained_weights.mechanism_class(chosen.mechanism)(weights=start)
 
 
 @contextmanager

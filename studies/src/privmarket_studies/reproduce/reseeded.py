@@ -13,12 +13,12 @@ from privmarket.market._audit import gain_shares, judge
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import AggregateError, AggregationError
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
-from privmarket.mechanisms.learned._menu_learning import DEFAULT_SEARCH
-from privmarket.mechanisms.learned._menu_session import DesignPoint, learn_menus
+from privmarket.mechanisms.learned._measure import value
+from privmarket.mechanisms.learned._menu_training import DEFAULT_SEARCH, DesignPoint, learn_menus
 from privmarket.mechanisms.learned._menunet import MfgMenuNet
 from privmarket.mechanisms.learned._recipes import Recipe
-from privmarket.mechanisms.learned._session import train, value
-from privmarket.mechanisms.learned._trained_weights import mechanism_class
+from privmarket.mechanisms.learned._session import run_recipe
+from privmarket.mechanisms.learned._trainer import mechanism_class
 from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Config, Result
@@ -79,5 +79,7 @@ def _weights(name: str, seed: int, steps: int | None, scratch: Path) -> Path:
     recipe = replace(Recipe.from_json(load(shipped(name), name).facts["recipe"]), seed=seed)
     scratch.mkdir(parents=True, exist_ok=True)
     out = scratch / "weights.safetensors"
-    train(recipe if steps is None else replace(recipe, steps=steps), [scenario(s) for s in recipe.scenarios], out)
+    run_recipe(
+        recipe if steps is None else replace(recipe, steps=steps), [scenario(s) for s in recipe.scenarios], out
+    )
     return out

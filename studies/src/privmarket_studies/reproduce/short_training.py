@@ -9,9 +9,10 @@ import numpy as np
 
 from privmarket.market._attacks import combined
 from privmarket.market._distributions import scenario
+from privmarket.mechanisms.learned._measure import value
 from privmarket.mechanisms.learned._recipes import recipe
-from privmarket.mechanisms.learned._session import train, value
-from privmarket.mechanisms.learned._trained_weights import mechanism_class
+from privmarket.mechanisms.learned._session import run_recipe
+from privmarket.mechanisms.learned._trainer import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training
@@ -41,7 +42,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     }
     law, out = scenario("uniform"), scratch / "weights.safetensors"
     scratch.mkdir(parents=True, exist_ok=True)
-    train(base.with_settings({**short, **config["changes"]}), [law], out)
+    run_recipe(base.with_settings({**short, **config["changes"]}), [law], out)
     rule = mechanism_class(name)(weights=out)
     rng = np.random.default_rng([seed, 1])
     types, budget = law.sample(rng, clients), clients / 2

@@ -19,10 +19,9 @@ from privmarket.market._mechanism import Mechanism
 from privmarket.market._menus import MenuCurve
 from privmarket.market._objectives import AggregationError
 from privmarket.market._outcome import Outcome
-from privmarket.mechanisms.learned._buyer import best_weights
-from privmarket.mechanisms.learned._floors import Floors, Ladder, levels
-from privmarket.mechanisms.learned._menu_learning import CurveSearch, learn_curve
-from privmarket.mechanisms.learned._menunet import MfgMenuNet
+from privmarket.mechanisms.learned._menu_training import CurveSearch, learn_curve
+from privmarket.mechanisms.learned._menunet import Floors, Ladder, MfgMenuNet, ladder_levels
+from privmarket.mechanisms.learned._objectives import best_weights
 from tests.conftest import awkward_budgets, awkward_markets
 
 P2 = {"objective": "aggregation-error", "heterogeneity": 0.2}
@@ -145,7 +144,7 @@ def test_an_unaffordable_floor_is_rationed_not_overspent(rng):
 def test_floors_without_a_floor_are_the_plain_menu(rng):
     curve = MenuCurve([0.6, 1.7], [0.35, 0.65])
     types = scenario("uniform").sample(rng, 40)
-    facing = levels(Ladder(curve, Floors()), types.valuation, types.epsilon, 15.0, 5.0)
+    facing = ladder_levels(Ladder(curve, Floors()), types.valuation, types.epsilon, 15.0, 5.0)
     plain = pm.mechanism("mean-field-menu", curve=curve).price_levels(types, 15.0)
     np.testing.assert_allclose(facing[1], plain, rtol=1e-12)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from privmarket.mechanisms.learned._markets import Trade
 from privmarket.mechanisms.learned._misreports import (
     Misreports,
     ascend,
@@ -13,7 +14,6 @@ from privmarket.mechanisms.learned._misreports import (
     regret,
     sign_steps,
 )
-from privmarket.mechanisms.learned._networks import Trade
 
 
 def soft_first_price(valuation, epsilon):

@@ -15,14 +15,14 @@ from privmarket.market._distributions import scenario
 from privmarket.market._menus import RationCurve
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
 from privmarket.market._ration_design import graded_curve
-from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
-from privmarket.mechanisms.learned._ration_learning import (
+from privmarket.mechanisms.learned._menu_training import (
     RationSearch,
     _SmoothCurve,
     curve_value,
     fluid_design,
-    learn_ration_curve,
+    learn_curve,
 )
+from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
 from privmarket.mechanisms.learned._weights import Weights, load, shipped
 from tests.conftest import awkward_budgets, awkward_markets
 
@@ -75,7 +75,7 @@ def test_learning_improves_on_its_start(rng):
     goal, law = AggregateError(heterogeneity=0.4), scenario("lognormal")
     search = RationSearch(steps=40, markets=8, validation=30)
     steps = []
-    found = learn_ration_curve(law, 40, 4.0, goal, rng, search, lambda step, _: steps.append(step))
+    found = learn_curve(law, 40, 4.0, goal, rng, search, lambda step, _: steps.append(step))
     assert steps == list(range(1, 41))
     assert found.value < 0.97 * found.start_value
     fresh = law.sample(np.random.default_rng(5), 40, (60,))
@@ -85,7 +85,7 @@ def test_learning_improves_on_its_start(rng):
 def test_for_the_typical_error_learning_starts_from_the_graded_design_and_loses_nothing(rng):
     goal, law = TypicalAggregateError(heterogeneity=1.0), scenario("uniform")
     search = RationSearch(steps=30, markets=8, validation=30)
-    found = learn_ration_curve(law, 50, 1.0, goal, rng, search)
+    found = learn_curve(law, 50, 1.0, goal, rng, search)
     fresh = law.sample(np.random.default_rng(5), 50, (40,))
     graded = curve_value(graded_curve(law, 50, 1.0, goal), fresh, 1.0, goal, law.epsilon_max)
     assert found.value <= found.start_value

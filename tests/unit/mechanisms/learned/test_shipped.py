@@ -11,9 +11,9 @@ from privmarket.market._bounds import fluid_bound
 from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import ApproximatelyTruthful, OutcomeGuarantee
 from privmarket.mechanisms.learned._weights import load, shipped
-from privmarket_studies.make_weights import BASELINE_CASES, CASES
+from privmarket_studies.make_weights import ATTENTION_CASES, BASELINE_CASES, CASES
 
-NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-regretnet:literal")
+NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet", "regretformer", "mfg-regretnet:literal")
 ATTACK = combined(GridAttack(21, 5, 6), AscentAttack(4, 12))
 
 
@@ -65,6 +65,22 @@ def test_the_baselines_are_good_ones(name, limit):
         assert row["regret_share"] <= limit
         assert row["fluid_ratio"] >= 0.95
         assert row["underpaid"] == row["over_budget"] == 0
+
+
+def test_attention_is_a_good_baseline_and_better_than_its_start():
+    """As it was measured by the strong attack; and against its start here, by a smaller one."""
+    cases = load(shipped("regretformer"), "regretformer").facts["measured"]["cases"]
+    assert {(row["scenario"], row["clients"]) for row in cases} == {(law, n) for law, n, _, _ in ATTENTION_CASES}
+    for row in cases:
+        assert row["regret_share"] <= 0.01
+        assert row["fluid_ratio"] >= 0.95
+        assert row["underpaid"] == row["over_budget"] == 0
+    types = scenario("uniform").sample(np.random.default_rng(5), 10, (6,))
+    gain = {}
+    for name in ("regretformer", "regretformer:untrained"):
+        rule = pm.mechanism(name)
+        gain[name] = GridAttack(15, 3, 3)(rule, types, 5.0, np.random.default_rng(0)).gain.mean()
+    assert gain["regretformer"] < 0.8 * gain["regretformer:untrained"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -14,24 +14,23 @@ import torch
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Bids
 from privmarket.market._distributions import EmpiricalDistribution, scenario
-from privmarket.mechanisms.learned._client_groups import group
-from privmarket.mechanisms.learned._lagrangian import Multipliers, Steering
 from privmarket.mechanisms.learned._learned_mechanism import OutsideTraining
-from privmarket.mechanisms.learned._market_tensors import MarketSampler
-from privmarket.mechanisms.learned._mean_field_loss import (
+from privmarket.mechanisms.learned._losses import (
     Alignment,
     Baseline,
     Critic,
+    Multipliers,
+    Steering,
     bellman_loss,
     mean_field_payment,
 )
-from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned._markets import MarketSampler, group
+from privmarket.mechanisms.learned._mfg_regretnet import MeanFieldNetwork
 from privmarket.mechanisms.learned._misreports import Misreports, worst_group_excess
 from privmarket.mechanisms.learned._recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
 from privmarket.mechanisms.learned._regretnet import RegretNet
-from privmarket.mechanisms.learned._session import checkpoint_path, train
-from privmarket.mechanisms.learned._trained_weights import mechanism_class, new_trainer
-from privmarket.mechanisms.learned._training_checkpoint import load_checkpoint, save_checkpoint
+from privmarket.mechanisms.learned._session import checkpoint_path, load_checkpoint, run_recipe, save_checkpoint
+from privmarket.mechanisms.learned._trainer import mechanism_class, new_trainer
 from privmarket.mechanisms.learned._weights import WeightsError
 
 LAWS = [scenario("uniform"), scenario("lognormal")]
@@ -100,10 +99,10 @@ def test_a_killed_session_goes_on_and_ends_with_weights(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(SMALL, LAWS, out, interrupt)
+        run_recipe(SMALL, LAWS, out, interrupt)
     assert checkpoint_path(out).exists()
     assert not out.exists()
-    done = train(SMALL, LAWS, out)
+    done = run_recipe(SMALL, LAWS, out)
     assert (done.resumed_at, done.steps) == (4, 12)
     assert out.exists()
     assert done.curve.read_text().startswith("step,objective,regret")
@@ -118,7 +117,7 @@ def test_recipes_survive_their_text_form():
 
 @pytest.mark.parametrize("clients", [2, 10, 31, 100, 999])
 def test_groups_of_any_larger_market_are_of_a_trained_size(clients):
-    changes = market_size("regretnet", clients)
+    changes = market_size(recipe("regretnet"), clients)
     (low, high), seats = changes["clients"], changes["network"]["seats"]
     assert high == seats <= SEATS
     for others in (clients, clients + 1, 2 * clients, 5000):
@@ -129,7 +128,7 @@ def test_groups_of_any_larger_market_are_of_a_trained_size(clients):
 def test_training_for_one_market_serves_it_without_a_warning(tmp_path):
     """What counts as trained for is what the drawn markets were, not the mean of their law."""
     chosen = replace(VARIANTS["seated"], clients=(5, 10), budget_per_client=(0.4, 0.625), steps=1)
-    train(replace(chosen, network={"seats": 10, "hidden": 8}), LAWS[:1], tmp_path / "w")
+    run_recipe(replace(chosen, network={"seats": 10, "hidden": 8}), LAWS[:1], tmp_path / "w")
     rule = RegretNet(weights=tmp_path / "w")
     types = LAWS[0].sample(np.random.default_rng(1), 10, (50,))
     with warnings.catch_warnings():
@@ -187,7 +186,7 @@ def test_without_the_mean_field_the_population_picks_no_menu():
 def test_three_past_bids_are_too_few(tmp_path):
     law = EmpiricalDistribution("tiny", Bids([0.1, 0.2, 0.3], [1.0, 1.0, 1.0]))
     with pytest.raises(ConfigurationError, match="3 past bids are too few"):
-        train(SMALL, [law], tmp_path / "w")
+        run_recipe(SMALL, [law], tmp_path / "w")
 
 
 def test_multipliers_rise_above_the_budget_and_sink_below_it():
@@ -363,4 +362,7 @@ def test_a_recipe_that_refers_to_a_solved_game_says_what_to_give():
 def test_a_rule_without_a_network_cannot_be_trained(name):
     with pytest.raises(ConfigurationError, match="not a mechanism with a network") as refused:
         mechanism_class(name)
-    assert refused.value.hint == "choose one of: mfg-regretnet, mfg-regretnet:literal, regretnet, dm-regretnet"
+    assert (
+        refused.value.hint
+        == "choose one of: mfg-regretnet, mfg-regretnet:literal, regretnet, dm-regretnet, regretformer"
+    )

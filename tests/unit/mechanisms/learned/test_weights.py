@@ -14,7 +14,7 @@ from privmarket.mechanisms.learned import _weights as module
 from privmarket.mechanisms.learned._learned_mechanism import OutsideTraining
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, save, shipped
 
-NETS = tuple(name for name in pm.mechanism_names() if "net" in name)
+NETS = tuple(name for name in pm.mechanism_names() if name in pm.mechanisms.learned_names())
 
 
 def example(tmp_path, mechanism="mfg-regretnet"):

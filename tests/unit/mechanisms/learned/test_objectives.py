@@ -12,12 +12,10 @@ from privmarket.market._bids import Bids
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import AggregationError
 from privmarket.market._outcome import Outcome
-from privmarket.mechanisms.learned._buyer import aggregation_error, buyer_value, reference_quantity
-from privmarket.mechanisms.learned._client_groups import group
-from privmarket.mechanisms.learned._market_tensors import MarketSampler
-from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._markets import MarketSampler, Trade, group
+from privmarket.mechanisms.learned._objectives import aggregation_error, reference_quantity, training_objective
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned._trained_weights import new_trainer
+from privmarket.mechanisms.learned._trainer import new_trainer
 
 UNIFORM = scenario("uniform")
 
@@ -58,7 +56,7 @@ def test_one_percent_more_from_everybody_is_about_one_percent_better(name, rng):
     market, _ = MarketSampler([UNIFORM], (40, 40), (0.5, 0.5), rows=120).draw(rng)
     trade = Trade(0.4 * market.epsilon, 0.4 * market.epsilon * market.valuation)
     more = Trade(1.01 * trade.epsilon, 1.01 * trade.payment)
-    before, after = (buyer_value(name, market, t, 1.0, 0.0) for t in (trade, more))
+    before, after = (training_objective(name, 1.0, 0.0).value(market, t) for t in (trade, more))
     scale = 1.0 if name == "aggregation-error" else before.mean().item()
     assert (after - before).mean().item() == pytest.approx(0.01 * scale, rel=0.02)
 
@@ -88,7 +86,7 @@ def test_a_network_trained_for_the_error_makes_less_of_it_than_one_trained_for_t
             [UNIFORM],
         )
         run.run(lambda progress: None)
-        from privmarket.mechanisms.learned._market_tensors import from_bids
+        from privmarket.mechanisms.learned._markets import from_bids
 
         markets = from_bids(fresh, np.full((200, 1), 15.0), 5.0, torch.float32)
         with torch.no_grad():

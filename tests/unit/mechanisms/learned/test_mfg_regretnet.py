@@ -11,8 +11,8 @@ import torch
 from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned import _mfg_regretnet as mfg_regretnet
 from privmarket.mechanisms.learned._literal import LiteralNetwork
-from privmarket.mechanisms.learned._market_tensors import from_bids
-from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned._markets import from_bids
+from privmarket.mechanisms.learned._mfg_regretnet import MeanFieldNetwork
 
 
 def network(seed: int = 0, stir: float = 0.5) -> MeanFieldNetwork:

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privmarket.market._distributions import scenario
-from privmarket.mechanisms.learned._client_groups import group, ungroup
 from privmarket.mechanisms.learned._dm_regretnet import LevelsNetwork
-from privmarket.mechanisms.learned._market_tensors import from_bids
-from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._markets import Trade, from_bids, group, ungroup
 from privmarket.mechanisms.learned._regretnet import RegretNetwork
 
 

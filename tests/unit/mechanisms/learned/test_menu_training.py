@@ -8,8 +8,7 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import TOTAL_EPSILON
-from privmarket.mechanisms.learned._menu_learning import CurveSearch
-from privmarket.mechanisms.learned._menu_session import DesignPoint, learn_menus, search_called
+from privmarket.mechanisms.learned._menu_training import CurveSearch, DesignPoint, learn_menus, search_called
 from privmarket.mechanisms.learned._weights import WeightsError, load
 
 SEARCH = CurveSearch(prices=8, steps=4, markets=2, validation=4)
