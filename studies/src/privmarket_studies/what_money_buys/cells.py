@@ -169,7 +169,9 @@ def cells(scale: Scale) -> list[Cell]:
     listed += headline_cells(scale, STRIKES, 10) + _cells([STRIKES.pooled()], _seeds(scale, 10), POOLED)
     for trust in TRUSTS:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 5))
-    listed += headline_cells(scale, PUPILS, 5) + headline_cells(scale, MNIST, 5)
+    for market in (PUPILS, CIFAR, FASHION, MNIST_100, TEXTS):
+        listed += headline_cells(scale, market, 3)
+    listed += headline_cells(scale, MNIST, 5)
     for market in (CIFAR, FASHION, TEXTS, MNIST_100):
         listed += headline_cells(scale, market, 5)
     listed += headline_cells(scale, MNIST, 10)

@@ -121,7 +121,7 @@ def choose(config: Config, task: Task, folder: Path) -> Chosen:
     tried: dict[str, float] = {}
     if task.public is not None and len(task.public) >= FEWEST_RECORDS:
         with one_thread():
-            stand_in = _stand_in(task, len(task.clients), float(config.get("alpha", 0.5)))
+            stand_in = _stand_in(config, task)
             tried["own records"] = stand_in.loss_before()
             for market in markets:
                 with Federation(market, task=task) as federation:
@@ -166,18 +166,29 @@ def _default(config: Config, market: FederationConfig) -> Training:
     return replace(usual, model="own", features="none")
 
 
-@lru_cache(maxsize=1)
-def _stand_in(task: Task, clients: int, skew: float) -> StandIn:
-    return StandIn(task, clients=clients, skew=skew, worlds=WORLDS, seed=SEARCH_SEED)
-
-
+# What neighbouring cells share, by the name of its task and seed: one of each is kept.
 _LAST_TASK: list[tuple[str, Task]] = []
+_LAST_WORLDS: list[tuple[str, StandIn]] = []
+
+
+def _stand_in(config: Config, task: Task) -> StandIn:
+    """The worlds that rehearsals of this task take place in."""
+    key = _task_name(config, SEARCH_SEED)
+    if not _LAST_WORLDS or _LAST_WORLDS[0][0] != key:
+        skew = float(config.get("alpha", 0.5))
+        made = StandIn(task, clients=len(task.clients), skew=skew, worlds=WORLDS, seed=SEARCH_SEED)
+        _LAST_WORLDS[:] = [(key, made)]
+    return _LAST_WORLDS[0][1]
+
+
+def _task_name(config: Config, seed: int) -> str:
+    names = ("task", "public", "clients", "alpha", "features", "natural", "unit", "model")
+    return json.dumps([{name: config[name] for name in names if name in config}, seed], sort_keys=True)
 
 
 def _same_task(config: Config, seed: int) -> Task:
-    """The task of a configuration; the last one is kept, since neighbouring cells share it."""
-    names = ("task", "public", "clients", "alpha", "features", "natural", "unit", "model")
-    key = json.dumps([{name: config[name] for name in names if name in config}, seed], sort_keys=True)
+    """The task of a configuration."""
+    key = _task_name(config, seed)
     if not _LAST_TASK or _LAST_TASK[0][0] != key:
         _LAST_TASK[:] = []
         _LAST_TASK[:] = [(key, task_of(config, seed))]
