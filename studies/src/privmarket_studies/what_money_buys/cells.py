@@ -6,8 +6,8 @@ study can be stopped at any moment and goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from privmarket_studies.reproduce.cells import Cell, Scale
@@ -30,20 +30,22 @@ class Market:
         where: fields of a cell's configuration.
         rounds: numbers of rounds that public records choose from.
         money: sums of money of its curve, under aggregate and under local trust.
+        rule: of its curve; "plan" searches as `privmarket plan` does.
     """
 
     name: str
     where: dict[str, Any]
     rounds: tuple[int, ...]
     money: dict[str, tuple[float, ...]]
+    rule: Mapping[str, Any] = field(default_factory=lambda: _PLANNED)
 
     def capped(self, wallet: float, **changes: Any) -> dict[str, Any]:
         """The configuration of a run in which a lifetime ε is the limit: everybody sells, at a price of 1."""
         return {**self._base(), **_ONE_PRICE, "trust": "aggregate", "wallet": wallet, **changes}
 
     def priced(self, trust: str, money: float, **changes: Any) -> dict[str, Any]:
-        """The configuration of a run in which money is the limit, its rule chosen as `privmarket plan` does."""
-        return {**self._base(), **_PLANNED, "trust": trust, "wallet": None, "money": money, **changes}
+        """The configuration of a run in which money is the limit."""
+        return {**self._base(), **self.rule, "trust": trust, "wallet": None, "money": money, **changes}
 
     def pooled(self) -> dict[str, Any]:
         """The configuration of the reference without privacy."""
@@ -82,7 +84,13 @@ TEXTS = Market(
     (10, 30),
     _FEW,
 )
-DIGITS = Market("digits, Dir 0.5, 20 clients, 100 public", _pictures("digits", 0.5, 100, 20), (5, 15), _FEW)
+DIGITS = Market(
+    "digits, Dir 0.5, 20 clients, 40 public",
+    _pictures("digits", 0.5, 40, 20),
+    (5,),
+    {"aggregate": (3.0, 30.0), "local": (30.0, 300.0)},
+    {"rule": "ration", "settings": {"unit_price": 1.0}},
+)
 
 PICTURES = (MNIST, MNIST_100, FASHION, CIFAR)
 TABLES = (STRIKES, PUPILS, TEXTS)
@@ -197,5 +205,5 @@ def _small(scale: Scale) -> list[Cell]:
     seeds = _seeds(scale, 2)
     listed = _cells([DIGITS.pooled()], seeds, POOLED) + headline_cells(scale, DIGITS, 2)
     for trust in TRUSTS:
-        listed += _cells(curve_configs(DIGITS, trust)[:3], seeds)
+        listed += _cells(curve_configs(DIGITS, trust), seeds)
     return listed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +113,7 @@ def _spec(name: str, sign: str = "") -> str:
     return f"{sign}.2f" if name in _OF_HUNDRED else f"{sign}.4f"
 
 
-def _mean(runs: Mapping[int, Result], field: str, sign: str = "") -> str:
+def mean_text(runs: Mapping[int, Result], field: str, sign: str = "") -> str:
     """The mean of a field of the runs, in points of a hundred where the score is one."""
     if not runs:
         return NOT_COMPUTED
@@ -140,7 +140,8 @@ def _gains(runs: Mapping[int, Result]) -> dict[int, float]:
     return {seed: run["gain"] for seed, run in runs.items() if run["gain"] is not None}
 
 
-def _gain(runs: Mapping[int, Result]) -> str:
+def gain_text(runs: Mapping[int, Result]) -> str:
+    """The mean gain over own records with its 95 % interval."""
     if not runs:
         return NOT_COMPUTED
     gains = _gains(runs)
@@ -172,9 +173,9 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
                     market.name,
                     f"{wallet:g}",
                     name,
-                    f"{_mean(runs, 'before')} ({_own_model(runs)})" if runs else NOT_COMPUTED,
-                    _mean(runs, "score"),
-                    _gain(runs),
+                    f"{mean_text(runs, 'before')} ({_own_model(runs)})" if runs else NOT_COMPUTED,
+                    mean_text(runs, "score"),
+                    gain_text(runs),
                     share,
                     f"{np.mean([run['spent'] for run in runs.values()]):,.0f}" if runs else NOT_COMPUTED,
                     str(len(runs)),
@@ -208,7 +209,8 @@ def epsilon_table(found: Found, markets: tuple[Market, ...]) -> Table:
     )
 
 
-def _points(found: Found, market: Market, trust: str) -> list[tuple[float, dict[int, Result]]]:
+def curve_points(found: Found, market: Market, trust: str) -> list[tuple[float, dict[int, Result]]]:
+    """(money offered, finished runs by seed) of the points of a curve that have any."""
     listed = study.curve_configs(market, trust)
     pairs = [(config["money"], found.runs(config)) for config in listed]
     return [(money, runs) for money, runs in pairs if runs]
@@ -234,7 +236,7 @@ def curve_table(found: Found, market: Market) -> Table:
                     trust,
                     f"{config['money']:g}",
                     f"{np.mean([run['spent'] for run in runs.values()]):,.1f}" if runs else NOT_COMPUTED,
-                    _gain(runs),
+                    gain_text(runs),
                     rule,
                     largest if runs else NOT_COMPUTED,
                     str(len(runs)),
@@ -252,7 +254,7 @@ def _shares(found: Found, market: Market, trust: str, field: str = "spent") -> l
     """(mean money, mean gain over mean distance) of a curve's points."""
     distance = found.distance(market)
     shares = []
-    for _, runs in _points(found, market, trust):
+    for _, runs in curve_points(found, market, trust):
         both = distance.keys() & _gains(runs).keys()
         if both:
             gained = float(np.mean([runs[seed]["gain"] for seed in both]))
@@ -261,22 +263,36 @@ def _shares(found: Found, market: Market, trust: str, field: str = "spent") -> l
     return shares
 
 
+def money_for(found: Found, market: Market, trust: str, share: float) -> str:
+    """Money for a share of the distance to a model of all records, in words where there is none."""
+    shares = _shares(found, market, trust)
+    if not shares:
+        return NOT_COMPUTED
+    money = money_that_buys(share, shares)
+    if money is None:
+        return f"not reached for {max(shares)[0]:,.0f}"
+    at_most = "at most " if min(shares)[1] >= share else ""
+    return f"{at_most}{money:,.1f}"
+
+
+def ratio_for(found: Found, market: Market, share: float) -> str:
+    """Money under aggregate trust over money under local trust, for a share of the distance."""
+    money = {trust: money_that_buys(share, _shares(found, market, trust)) for trust in study.TRUSTS}
+    aggregate, local = money["aggregate"], money["local"]
+    if not all(_shares(found, market, trust) for trust in study.TRUSTS):
+        return NOT_COMPUTED
+    if aggregate is None or local is None:
+        return "ratio not known"
+    return f"1/{local / aggregate:.1f}" if local >= aggregate else f"{aggregate / local:.1f} times as much"
+
+
 def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
     """Money for parts of the distance to a model of all records without privacy."""
     rows = []
     for market in markets:
         for share in (0.25, 0.5, 0.75):
-            money = {trust: money_that_buys(share, _shares(found, market, trust)) for trust in study.TRUSTS}
-            texts = []
-            for trust in study.TRUSTS:
-                if not _shares(found, market, trust):
-                    texts.append(NOT_COMPUTED)
-                else:
-                    texts.append("not reached" if money[trust] is None else f"{money[trust]:,.1f}")
-            both = money["aggregate"] is not None and money["local"] is not None
-            ratio = "not known"
-            if both:
-                ratio = f"1/{money['local'] / money['aggregate']:.1f}"  # type: ignore[operator]
+            texts = [money_for(found, market, trust, share) for trust in study.TRUSTS]
+            ratio = ratio_for(found, market, share)
             rows.append([market.name, f"{share:.0%}", *texts, ratio])
     return Table(
         "money-half",
@@ -290,7 +306,7 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
 def worst_case_table(found: Found, market: Market) -> Table:
     """The same releases under aggregate trust if sellers priced the ε that is left when all others collude."""
     rows = []
-    for money, runs in _points(found, market, "aggregate"):
+    for money, runs in curve_points(found, market, "aggregate"):
         paid = np.mean([run["spent"] for run in runs.values()])
         worst = np.mean([run["spent_if_worst_case"] for run in runs.values()])
         rows.append(
@@ -299,7 +315,7 @@ def worst_case_table(found: Found, market: Market) -> Table:
                 f"{paid:,.1f}",
                 f"{worst:,.1f}",
                 f"{worst / paid:.1f}" if paid else "none paid",
-                _gain(runs),
+                gain_text(runs),
             ]
         )
     if not rows:
@@ -321,9 +337,9 @@ def baseline_table(found: Found) -> Table:
             configs = study.baseline_configs(market, wallet)
             runs = {name: found.runs(config) for name, config in configs.items()}
             shared = runs["distributed, one ε for all"]
-            row = [market.name, f"{wallet:g}", _mean(shared, "before")]
+            row = [market.name, f"{wallet:g}", mean_text(shared, "before")]
             for name in configs:
-                row.append(_gain(runs[name]))
+                row.append(gain_text(runs[name]))
             rows.append([*row, str(min(len(one) for one in runs.values()))])
     return Table(
         "money-baselines",
@@ -341,10 +357,10 @@ def public_table(found: Found) -> Table:
         rows.append(
             [
                 f"{size:,}",
-                _mean(runs, "before"),
+                mean_text(runs, "before"),
                 _own_model(runs),
-                _mean(runs, "score"),
-                _gain(runs),
+                mean_text(runs, "score"),
+                gain_text(runs),
                 str(len(runs)),
             ]
         )
@@ -365,7 +381,7 @@ def crowd_table(found: Found) -> Table:
         rows.append(
             [
                 f"{clients:,}",
-                *(_gain(runs[trust]) for trust in study.TRUSTS),
+                *(gain_text(runs[trust]) for trust in study.TRUSTS),
                 f"{honest**0.5:.1f}",
                 str(min(map(len, runs.values()))),
             ]
@@ -383,7 +399,7 @@ def person_table(found: Found) -> Table:
     rows = []
     for unit, config in study.person_configs(study.RATINGS).items():
         runs = found.runs(config)
-        rows.append([unit, _mean(runs, "before"), _mean(runs, "score"), _gain(runs), str(len(runs))])
+        rows.append([unit, mean_text(runs, "before"), mean_text(runs, "score"), gain_text(runs), str(len(runs))])
     return Table(
         "money-person",
         f"{study.RATINGS.name}, lifetime ε ≤ 1: what one unit of privacy protects (R²)",
@@ -406,7 +422,7 @@ def others_table(found: Found) -> Table:
             score = next(iter(runs.values()))["score_name"]
             difference = _with_interval({seed: runs[seed]["gain"] - usual[seed] for seed in shared}, score)
         paid = f"{np.mean([run['spent'] for run in runs.values()]):,.1f}" if runs else NOT_COMPUTED
-        rows.append([name, paid, _gain(runs), difference, str(len(runs))])
+        rows.append([name, paid, gain_text(runs), difference, str(len(runs))])
     return Table(
         "money-others",
         f"{study.CURVE.name}, aggregate trust, money 30: other clients",
@@ -484,14 +500,14 @@ def missing_text(found: Found) -> Text:
 
 def caption(found: Found, market: Market) -> str:
     """What the figure of gain against money shows, with its ε and its assumption."""
-    runs = [runs for trust in study.TRUSTS for _, runs in _points(found, market, trust)]
+    runs = [runs for trust in study.TRUSTS for _, runs in curve_points(found, market, trust)]
     if not runs:
         return f"{market.name}: gain against money; {NOT_COMPUTED}."
     seeds = sorted({len(one) for one in runs})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     parts = []
     for trust in study.TRUSTS:
-        points = _points(found, market, trust)
+        points = curve_points(found, market, trust)
         if not points:
             continue
         least, most = points[0][1], points[-1][1]
@@ -517,7 +533,7 @@ def draw_curve(found: Found, market: Market) -> Drawing:
     axes = figure.subplots()
     name = "score"
     for trust in study.TRUSTS:
-        points = _points(found, market, trust)
+        points = curve_points(found, market, trust)
         if not points:
             continue
         name = next(iter(points[0][1].values()))["score_name"]
@@ -579,6 +595,3 @@ def _line(axes: Axes, points: list[tuple[float, dict[int, Result]]], trust: str,
         elinewidth=1.1,
         label=_SEES[trust],
     )
-
-
-Drawer = Callable[[], "Drawing"]
