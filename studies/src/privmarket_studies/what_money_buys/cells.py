@@ -177,18 +177,20 @@ def cells(scale: Scale) -> list[Cell]:
     listed += headline_cells(scale, STRIKES, 10) + _cells([STRIKES.pooled()], _seeds(scale, 10), POOLED)
     for trust in TRUSTS:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 5))
-    for market in (PUPILS, CIFAR, FASHION, MNIST_100, TEXTS):
-        listed += headline_cells(scale, market, 3)
-    listed += headline_cells(scale, MNIST, 5)
-    for market in (CIFAR, FASHION, TEXTS, MNIST_100):
-        listed += headline_cells(scale, market, 5)
-    listed += headline_cells(scale, MNIST, 10)
+    listed += headline_cells(scale, PUPILS, 5) + _cells([PUPILS.pooled()], _seeds(scale, 5), POOLED)
+    listed += headline_cells(scale, CIFAR, 3)
     for trust in TRUSTS:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 10))
-    listed += _cells([PUPILS.pooled(), RATINGS.pooled()], _seeds(scale, 5), POOLED)
-    for market in TABLES:
+    for market in (FASHION, MNIST_100):
+        listed += headline_cells(scale, market, 3)
+    for wallet in WALLETS:
+        listed += _cells(baseline_configs(STRIKES, wallet).values(), _seeds(scale, 5))
+    for market, seeds in ((MNIST, 10), (CIFAR, 5), (FASHION, 5), (MNIST_100, 5), (TEXTS, 5)):
+        listed += headline_cells(scale, market, seeds)
+    for market in (PUPILS, TEXTS):
         for wallet in WALLETS:
             listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
+    listed += _cells([RATINGS.pooled()], _seeds(scale, 5), POOLED)
     listed += _cells(person_configs(RATINGS).values(), _seeds(scale, 5))
     listed += _cells(other_configs(CURVE).values(), _seeds(scale, 5))
     listed += _cells([public_config(size) for size in PUBLIC_SIZES], _seeds(scale, 5))
