@@ -13,7 +13,7 @@ from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.report import markdown
 from privmarket_studies.what_money_buys import cells as study
-from privmarket_studies.what_money_buys import page, runs
+from privmarket_studies.what_money_buys import noise, page, runs
 
 ROUNDS = 3
 
@@ -112,3 +112,21 @@ def test_the_page_says_what_is_not_computed(bought):
 def test_every_listed_run_has_a_seed_that_chose_nothing():
     for scale in (Scale(), Scale(quick=True)):
         assert all(cell.seed != runs.SEARCH_SEED for cell in study.cells(scale))
+
+
+def test_noise_is_that_of_the_closed_forms():
+    sold = np.full(9, 1.0)
+    mu = float(mu_of(1.0, 1e-5))
+    assert noise.local_noise(sold) == pytest.approx(1 / (3 * mu), rel=1e-3)
+    assert noise.aggregate_noise(sold) == pytest.approx(math.sqrt(9 / 6) / (9 * mu), rel=1e-3)
+
+
+def test_at_one_price_money_falls_by_about_the_root_of_the_honest_sellers():
+    """Small sales of equal size: μ grows in proportion to ε, so money and noise trade one for one."""
+    found = noise.run({"clients": 300, "money": 0.3, "scenario": "uniform"}, 1, None)
+    saved = found["local_ration"] / found["aggregate_at_local_price"]
+    sellers = 300 * found["local_price"]
+    assert 0.7 < saved / math.sqrt(2 / 3 * sellers) < 1.5
+    assert found["local"] < found["local_ration"], "the rule for local noise is cheaper than any ration"
+    assert noise.PRICES[0] < found["aggregate_price"] < noise.PRICES[-1]
+    assert noise.PRICES[0] < found["local_price"] < noise.PRICES[-1]

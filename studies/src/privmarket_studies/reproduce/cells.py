@@ -56,6 +56,7 @@ KINDS: dict[str, Kind] = {
     "belief-training": Kind(f"{_HERE}.belief:run_trained"),
     "money": Kind("privmarket_studies.what_money_buys.runs:run"),
     "money-pooled": Kind("privmarket_studies.what_money_buys.runs:run_pooled"),
+    "money-noise": Kind("privmarket_studies.what_money_buys.noise:run"),
 }
 
 

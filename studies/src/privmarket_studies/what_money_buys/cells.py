@@ -14,6 +14,7 @@ from privmarket_studies.reproduce.cells import Cell, Scale
 
 KIND = "money"
 POOLED = "money-pooled"
+NOISE = "money-noise"
 TRUSTS = ("aggregate", "local")
 # More than anyone can sell within a lifetime ε: then the wallet is the limit, and not money.
 ENOUGH = 1e5
@@ -36,7 +37,7 @@ class Market:
     name: str
     where: dict[str, Any]
     rounds: tuple[int, ...]
-    money: dict[str, tuple[float, ...]]
+    money: Mapping[str, tuple[float, ...]]
     rule: Mapping[str, Any] = field(default_factory=lambda: _PLANNED)
 
     def capped(self, wallet: float, **changes: Any) -> dict[str, Any]:
@@ -156,6 +157,11 @@ def crowd_config(clients: int, trust: str, money: float) -> dict[str, Any]:
     return market.priced(trust, money, **rule)
 
 
+def noise_config(clients: int) -> dict[str, Any]:
+    """Money for equal noise among so many clients."""
+    return {"clients": clients, "money": 0.3, "scenario": "uniform"}
+
+
 def person_configs(market: Market) -> dict[str, dict[str, Any]]:
     """One lifetime ε for a record, and for all records of a person at one client."""
     return {unit: market.capped(1.0, unit=unit) for unit in ("record", "person")}
@@ -173,7 +179,8 @@ def cells(scale: Scale) -> list[Cell]:
     """All runs, the most important first; in the quick form, one small market."""
     if scale.quick:
         return _small(scale)
-    listed = headline_cells(scale, MNIST, 3)
+    listed = _cells([noise_config(clients) for clients in CLIENTS], _seeds(scale, 10), NOISE)
+    listed += headline_cells(scale, MNIST, 3)
     listed += headline_cells(scale, STRIKES, 10) + _cells([STRIKES.pooled()], _seeds(scale, 10), POOLED)
     for trust in TRUSTS:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 5))
