@@ -586,7 +586,8 @@ def draw_curve(found: Found, market: Market) -> Drawing:
         _line(axes, points, trust, "spent", name)
         if trust == "aggregate":
             _line(axes, points, trust, "spent_if_worst_case", name)
-    distance = found.distance(market)
+    drawn = {seed for trust in study.TRUSTS for _, runs in curve_points(found, market, trust) for seed in runs}
+    distance = {seed: value for seed, value in found.distance(market).items() if seed in drawn}
     if distance:
         level = _scale(name) * float(np.mean(list(distance.values())))
         axes.axhline(level, color="#555555", lw=1.0, ls="--")
@@ -607,8 +608,8 @@ def draw_curve(found: Found, market: Market) -> Drawing:
         fontsize=9,
         color="#555555",
     )
-    unit = "points" if name in _OF_HUNDRED else name
-    axes.set(xscale="log", xlabel="money paid to all clients together", ylabel=f"gain in {name} ({unit})")
+    unit = f"{name} (points of 100)" if name in _OF_HUNDRED else name
+    axes.set(xscale="log", xlabel="money paid to all clients together", ylabel=f"gain in {unit}")
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
