@@ -38,19 +38,19 @@ def differences(folder: Path) -> list[str]:
 
 
 def test_the_words_of_the_findings_are_those_of_their_figures(results):
-    """Headlines say "a sixth", "more than twice", "a third": they have to follow from what is shown below them."""
+    """Headlines say "less money", "more than twice", "a third": they have to follow from what is shown below them."""
     text = (KEPT / found.NAME).read_text()
-    titles = ("took about a sixth of the money", "lose a third to twenty", "more than twice as truthful")
+    titles = ("the same gain takes less money", "lose a third to twenty", "more than twice as truthful")
     assert all(title in text for title in titles)
 
     def shown(pattern: str) -> float:
         return float(re.search(pattern, text)[1])
 
-    assert 5.5 < shown(r"if it sees every update \(`ration-0.4`\): \*\*1/([0-9.]+)") < 6.5
-    assert 1 < shown(r"against [0-9.]+, 1/([0-9.]+)\.") / shown(r"√h = ([0-9.]+)") < 1.5, "most of it is sharing"
+    assert shown(r"if it sees every update \(1/([0-9.]+)\)") > 1.5
+    assert shown(r"MNIST \*\*\+[0-9.]+ \[\+([0-9.]+)") > 0, "the interval of the first gain lies above 0"
     assert 0.30 < shown(r"Coalitions of 20 take \*\*([0-9.]+)%") / 100 < 0.40
     assert shown(r"many ascents ([0-9.]+)%") > 2 * shown(r"ascent steps find ([0-9.]+)%")
-    assert "Two thirds of a round's sellers" in text
+    assert "two thirds of the sellers honest" in text
     assert AggregateError().honest_share == pytest.approx(2 / 3)
 
 

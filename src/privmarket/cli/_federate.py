@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -164,6 +164,9 @@ def federate(
         settings = settings | {"evaluate_every": usual_interval(settings["rounds"])}
     run = prepared(settings | {"mechanism_settings": of_rule, "mode": mode}, TaskSource(**source), training)
     config = run.config
+    fixed = tuple(parse_settings(training))
+    if context.get_parameter_source("statistics") is not ParameterSource.DEFAULT:
+        fixed = (*fixed, "statistics")
     if run.task is not None:
         for line in (*run.task.describe(), *run.task.warnings):
             note(line)
@@ -174,7 +177,7 @@ def federate(
                 config,
                 run.task,
                 run.asked,
-                fixed=tuple(parse_settings(training)),
+                fixed=fixed,
                 on_tried=lambda tried: bar.show(tried, 0),
             )
         if config.statistics != "none":
@@ -182,7 +185,9 @@ def federate(
         elif tuned is None:
             note("no public records to choose settings on: documented defaults are used")
         else:
-            config = replace(config, training=tuned.rehearsal.training)
+            config = tuned.applied(config)
+            if config.statistics != "none":
+                note(f"rehearsals did better with scaled inputs: {statistics_words(config)}")
     own_model = None if run.task is None or tuned is None else tuned.own_model
     label = None if run.task is None else run.task.score
     with LiveRounds(config, watch, score=label) as live:
@@ -314,8 +319,6 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
     print_table(clients_table(summary["clients"], names=result.task.clients))
     if result.scores is not None:
         print(verdicts.verdict({"": result}, own=own))
-        if own is not None and _may_whiten(result) and not verdicts.is_better(result, result.score, own.accuracy):
-            note("note: --statistics free costs nothing and may change that: it scales inputs by your own records")
     if config.privacy.is_private:
         print(verdicts.strength_sentence(promised, verdicts.worst_promise_alone(result)))
     if attacks:
@@ -328,17 +331,6 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
         note(f"note: {_why_nothing_sold(result)}")
     for number, dropped in summary["dropped"].items():
         note(f"round {number}: dropped, unpaid: " + ", ".join(f"{c} ({why})" for c, why in dropped.items()))
-
-
-def _may_whiten(result: RunResult) -> bool:
-    """Whether the run could have scaled its inputs by the moments of the buyer's own records, and did not."""
-    if result.config.statistics != "none" or not result.config.task:
-        return False
-    try:
-        moments.MomentsSale.of(replace(result.config, statistics="free"), result.task)
-    except ConfigurationError:
-        return False
-    return True
 
 
 def _why_nothing_sold(result: RunResult) -> str:

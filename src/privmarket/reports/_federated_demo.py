@@ -75,7 +75,7 @@ def demo_config(seed: int = 0) -> FederationConfig:
 def tuned(config: FederationConfig) -> FederationConfig:
     """The run with server rate, clip norm and averaging chosen on the buyer's own digits."""
     found = tuned_settings(config, builtin_task(config))
-    return config if found is None else replace(config, training=found.rehearsal.training)
+    return config if found is None else found.applied(config)
 
 
 def demo_configs(private: FederationConfig, local: FederationConfig) -> dict[str, FederationConfig]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
@@ -126,6 +126,8 @@ _OF_WHITENED = Training(
     model=OWN_MODEL, clip_norm=0.25, server_rate=1.0, final_rate=0.1, momentum=0.0, averaging=0.5
 )
 
+_SET_FOR_WHITENED = ("clip_norm", "server_rate", "final_rate", "momentum", "averaging")
+
 
 def recommended_training(dataset: str, trust: str = "local") -> Training:
     """The training that was found to work on a built-in picture set, under local or aggregate trust."""
@@ -134,6 +136,12 @@ def recommended_training(dataset: str, trust: str = "local") -> Training:
     if trust == "aggregate" and dataset in _UNDER_AGGREGATE_TRUST:
         return _UNDER_AGGREGATE_TRUST[dataset]
     return _RECOMMENDED[dataset]
+
+
+def whitened_training(training: Training, fixed: Sequence[str] = ()) -> Training:
+    """The training from which settings for whitened inputs are searched; what is fixed stays."""
+    changed = {name: getattr(_OF_WHITENED, name) for name in _SET_FOR_WHITENED if name not in fixed}
+    return replace(training, **changed)
 
 
 def statistics_words(config: FederationConfig) -> str:

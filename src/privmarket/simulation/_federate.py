@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,8 @@ def federate(
 
     Args:
         task: what is learned from whose records: a `Task`, or the name of a built-in one. Its public records train
-            the model that the market starts from, and choose the server's rate, the clip norm and the averaging
-            where you do not; private records choose nothing.
+            the model that the market starts from, and choose the server's rate, the clip norm, the averaging and
+            whether inputs are whitened by them where you do not; private records choose nothing.
         dataset: instead of a task: digits (built in), mnist, fashion-mnist or cifar10 (`privmarket data get`),
             as in the paper's evaluation.
         mechanism: the auction rule: a name, `package.module:Rule`, a `Mechanism`, or a function
@@ -87,9 +87,10 @@ def federate(
         rule = resolve(mechanism, market=MarketFacts.of(law), **config.mechanism_settings)
     own: OwnModel | None = None
     if task is not None:
-        tuned = tuned_settings(config, task, asked, fixed=tuple(of_steps), mechanism=rule)
+        chosen = [*of_steps, *({"statistics"} & {*settings})]
+        tuned = tuned_settings(config, task, asked, fixed=chosen, mechanism=rule)
         if tuned is not None:
-            config = replace(config, training=tuned.rehearsal.training)
+            config = tuned.applied(config)
             own = tuned.own_model
     return run(
         config,

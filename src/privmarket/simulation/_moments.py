@@ -18,7 +18,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from privmarket.tasks import Task
 
 Array = NDArray[np.float64]
+Plan = TypeVar("Plan", bound=TrainingPlan)
 
 MOST_INPUTS = 500
+# Moments of public records are not sold, so more inputs can be scaled by them.
+MOST_FREE_INPUTS = 2_500
 # Of the public records' norms, the quantile at which a record's moments are clipped.
 _NORM_QUANTILE = 0.95
 # Eigenvalues below this share of the mean one are not trusted: they are lifted to it.
@@ -149,7 +152,7 @@ class Whitening:
         arrays[weight] = named[weight] @ matrix
         return model.flat(arrays)
 
-    def training(self, plan: TrainingPlan, task: Task) -> TrainingPlan:
+    def training(self, plan: Plan, task: Task) -> Plan:
         """The settings of a round on z: clip_norm counts in usual norms, server_rate in usual steps of the loss."""
         clip_norm = plan.clip_norm * self.usual_norm
         step = _STEPS.get(task.loss, 1.0)
@@ -257,8 +260,9 @@ def _require_usable(config: FederationConfig, task: Task) -> None:
     inputs = math.prod(task.private.inputs.shape[1:])
     if not is_linear(task.build_model(config.seed)) or task.private.inputs.dtype.kind != "f":
         raise ConfigurationError(f"{said} with a model that is not linear", 'use model="linear"')
-    if inputs > MOST_INPUTS:
-        raise ConfigurationError(f"{said} of {inputs} inputs", f"at most {MOST_INPUTS}: take fewer features")
+    most = MOST_INPUTS if config.statistics == "moments" else MOST_FREE_INPUTS
+    if inputs > most:
+        raise ConfigurationError(f"{said} of {inputs} inputs", f"at most {most}: take fewer features")
 
 
 def _schema_norm(task: Task) -> float:

@@ -28,11 +28,11 @@ from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import SCENARIOS, Distribution, scenario
 from privmarket.market._objectives import AggregateError
 from privmarket.market._ration_design import Marginals
-from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._config import FederationConfig, Training, whitened_training
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
-from privmarket.simulation._rehearsal import StandIn, first_round
+from privmarket.simulation._rehearsal import StandIn, first_round, free_whitening, rehearsed
 from privmarket.training import one_thread
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Choice:
         rule, settings: the auction rule; `label` names both for tables.
         server_rate: step size of the server's optimiser.
         clip_norm, averaging: of the training; None leaves those of the base configuration.
+        statistics: what inputs are scaled by; None leaves what the base configuration says.
     """
 
     rounds: int
@@ -65,15 +66,22 @@ class Choice:
     server_rate: float
     clip_norm: float | None = None
     averaging: float | None = None
+    statistics: str | None = None
 
-    def tuned(self, training: Training) -> Choice:
+    def tuned(self, training: Training, statistics: str | None = None) -> Choice:
         """The same choice with the settings that a rehearsal found."""
         return replace(
-            self, server_rate=training.server_rate, clip_norm=training.clip_norm, averaging=training.averaging
+            self,
+            server_rate=training.server_rate,
+            clip_norm=training.clip_norm,
+            averaging=training.averaging,
+            statistics=statistics,
         )
 
     def training(self, base: Training) -> Training:
         """The training of a run with this choice."""
+        if self.statistics == "free":
+            base = whitened_training(base)
         return replace(
             base,
             server_rate=self.server_rate,
@@ -91,6 +99,7 @@ class Choice:
             mechanism=self.rule,
             mechanism_settings=dict(self.settings),
             training=self.training(base.training),
+            statistics=base.statistics if self.statistics is None else self.statistics,
         )
 
 
@@ -321,6 +330,21 @@ class Plan:
         }
 
 
+@dataclass(frozen=True)
+class Searched:
+    """What rehearsals chose for one total of money.
+
+    Attributes:
+        choice: the best of all.
+        loss_before: mean loss of the buyer's own model in the rehearsals' worlds.
+        losses: (rule, rounds) → mean loss after a market with that candidate.
+    """
+
+    choice: Choice
+    loss_before: float
+    losses: dict[tuple[str, int], float]
+
+
 OnCell = Callable[[int, str], None]
 """Told how many more rehearsals or runs are done or known to be needed, and what was done last."""
 
@@ -509,9 +533,24 @@ class Planner:
         public = self.task.public
         return public is not None and len(public) >= FEWEST_RECORDS and self.base.training.steps == 1
 
-    def _points(self, totals: list[float]) -> list[Point]:
-        """Settings are searched widely at the middle total, and near those at the others."""
-        middle = totals[len(totals) // 2]
+    def search(self, total: float) -> Searched:
+        """What public records choose for a total of money, without any run.
+
+        Raises:
+            ConfigurationError: there are too few public records to rehearse on.
+        """
+        if not self.rehearses:
+            raise ConfigurationError(
+                "too few public records to choose settings on", f"give at least {FEWEST_RECORDS}"
+            )
+        self._prepare(total)
+        choice = self._search(total)
+        assert self._stand_in is not None
+        losses = {(tried.label, tried.rounds): loss for tried, loss in self._rehearsed.values()}
+        return Searched(choice, self._stand_in.loss_before(), losses)
+
+    def _prepare(self, total: float) -> None:
+        """Makes the worlds that rehearsals take place in, and measures H in them where rules need it."""
         if self.rehearses:
             with one_thread():
                 self._stand_in = StandIn(
@@ -522,8 +561,13 @@ class Planner:
                     seed=SEARCH_SEEDS[0],
                 )
             if self.base.trust == "aggregate":
-                self.heterogeneity = self._measured_heterogeneity(middle)
+                self.heterogeneity = self._measured_heterogeneity(total)
                 self.rules = rule_choices(self.base, self._law(), self.options, self.heterogeneity)
+
+    def _points(self, totals: list[float]) -> list[Point]:
+        """Settings are searched widely at the middle total, and near those at the others."""
+        middle = totals[len(totals) // 2]
+        self._prepare(middle)
         anchor = self._search(middle)
         points = {middle: self._point(middle, [anchor])}
         for total in sorted(totals, key=lambda t: abs(np.log(t / middle))):
@@ -539,7 +583,8 @@ class Planner:
         flat = next((rule for rule in self.rules if rule.rule == "two-step"), self.rules[0])
         tuned, _ = self._rehearse(total, replace(flat, rounds=rounds))
         with one_thread():
-            spread = self._stand_in.spread(tuned.training(self.base.training), rounds)
+            whitening = free_whitening(self.base, self.task) if tuned.statistics == "free" else None
+            spread = self._stand_in.spread(tuned.training(self.base.training), rounds, whitening)
         # The market's error counts noise on sums over a client's records, rehearsals on mean gradients.
         federation = Federation(self.base.replace(rounds=rounds), task=self.task, asked=self.asked)
         return float(f"{spread.heterogeneity * federation.pool.plan.expected_batch:.3g}")
@@ -577,18 +622,23 @@ class Planner:
     def _rehearse(self, total: float, choice: Choice) -> tuple[Choice, float]:
         """The choice with its best rate, clip norm and averaging on public records, and the loss it ends at."""
         assert self._stand_in is not None
-        key = (total, replace(choice, server_rate=0.0, clip_norm=None, averaging=None))
+        key = (total, replace(choice, server_rate=0.0, clip_norm=None, averaging=None, statistics=None))
         if key not in self._rehearsed:
-            config = choice.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
+            plain = choice
+            if choice.statistics == "free":  # settings for whitened inputs mean nothing on others
+                rate = self.base.training.server_rate
+                plain = replace(choice, server_rate=rate, clip_norm=None, averaging=None, statistics=None)
+            config = plain.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
             with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
                 first = first_round(federation)
                 if first is None:
                     self._rehearsed[key] = (choice, self._stand_in.loss_before())
                 else:
-                    found = self._stand_in.rehearse(
-                        config.training, choice.rounds, first.noise, first.weights, fixed=self.fixed
-                    )
-                    self._rehearsed[key] = (choice.tuned(found.training), found.loss_after)
+                    asked = self.base.statistics != "none"
+                    fixed = (*self.fixed, "statistics") if asked else self.fixed
+                    found = rehearsed(config, self._stand_in, first.weights, first.noise, fixed=fixed)
+                    chosen = choice.tuned(found.training, None if asked else found.statistics)
+                    self._rehearsed[key] = (chosen, found.loss_after)
             self.on_cell(1, f"rehearsed {choice.rounds} rounds of {choice.label}")
         return self._rehearsed[key]
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,8 +31,9 @@ from torch import Tensor, nn
 
 from privmarket.errors import ConfigurationError
 from privmarket.simulation._checkpoint import RunState
-from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._config import FederationConfig, whitened_training
 from privmarket.simulation._federation import Federation, SimulatedClients
+from privmarket.simulation._moments import MomentsSale, Whitening
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
 from privmarket.simulation._server import ServerState, seller_weights
 from privmarket.tasks import Task
@@ -196,6 +196,7 @@ class Rehearsal:
 
     Attributes:
         training: the settings.
+        statistics: "none", or "free" where inputs that public records whitened did better.
         loss_before: mean loss of the buyer's own model in the worlds.
         loss_after: mean loss of the model that the market ends with.
     """
@@ -203,6 +204,7 @@ class Rehearsal:
     training: Training
     loss_before: float
     loss_after: float
+    statistics: str = "none"
 
     @property
     def gain(self) -> float:
@@ -248,6 +250,7 @@ class StandIn:
         self.own: OwnModel = self._training.own_model()
         self.model = PrivateModel(task.build_model(seed), task.loss)
         self._worlds = [self._world(number) for number in range(worlds)]
+        self._mapped: dict[str, list[_World]] = {}
         groups = len(self._worlds[0].sizes)
         shares = np.array(self._worlds[0].sizes, dtype=np.float64)
         shares = np.maximum(shares, 1e-9) / shares.sum()
@@ -265,19 +268,28 @@ class StandIn:
         chosen = np.asarray(seller_weights) @ self._mixes
         return np.where(everybody > 0, chosen / np.maximum(everybody, 1e-12), 0.0)
 
-    @cached_property
-    def clip_norms(self) -> list[float]:
-        """Clip norms worth trying: quantiles of gradient norms of public records at the buyer's own model."""
+    def clip_norms(self, whitening: Whitening | None = None) -> list[float]:
+        """Clip norms worth trying: quantiles of gradient norms of public records at the buyer's own model.
+
+        With whitened inputs they count in usual norms, as `Whitening.training` takes them.
+        """
         assert self.task.public is not None
         inputs, labels = self.task.public.tensors()
-        module = self.own.module
+        inputs = inputs[:_NORMS_LOOKED_AT]
+        weights = flat_weights(self.model, self.own.module)
+        unit = 1.0
+        if whitening is not None:
+            inputs = whitening.of(inputs)
+            weights = whitening.unfolded(self.model, weights)
+            unit = whitening.usual_norm
+        module = self.model.load(weights)
         trained = [p for p in module.parameters() if p.requires_grad]
         norms = []
-        for row in range(min(labels.shape[0], _NORMS_LOOKED_AT)):
+        for row in range(len(inputs)):
             value = self.task.loss(module(inputs[row : row + 1]), labels[row : row + 1]).sum()
             slopes = torch.autograd.grad(value, trained, allow_unused=True)
             norms.append(sum(float(slope.square().sum()) for slope in slopes if slope is not None) ** 0.5)
-        return [float(f"{max(float(norm), 1e-3):.3g}") for norm in np.quantile(norms, _CLIP_QUANTILES)]
+        return [float(f"{max(float(norm) / unit, 1e-3):.3g}") for norm in np.quantile(norms, _CLIP_QUANTILES)]
 
     def rehearse(
         self,
@@ -287,6 +299,7 @@ class StandIn:
         seller_weights: Array,
         *,
         fixed: Sequence[str] = (),
+        whitening: Whitening | None = None,
         on_tried: Callable[[int], None] = lambda _: None,
     ) -> Rehearsal:
         """The best server rate, clip norm and averaging for a market of so many rounds.
@@ -296,6 +309,7 @@ class StandIn:
             noise: deviation of the noise on the mean gradient, over the clip norm.
             seller_weights: (clients,) weights of the sellers' updates, adding up to 1.
             fixed: settings of the training that are not to be changed.
+            whitening: the public map that sellers apply to their inputs, if they do.
             on_tried: told how many settings have been tried so far.
         """
         groups = self.group_weights(seller_weights)
@@ -303,29 +317,32 @@ class StandIn:
 
         def loss(one: Training) -> float:
             if one not in tried:
-                tried[one] = self.loss_after(one, rounds, noise, groups)
+                tried[one] = self.loss_after(one, rounds, noise, groups, whitening)
                 on_tried(len(tried))
             return tried[one]
 
         best = training
-        if "clip_norm" not in fixed:
-            best = replace(best, clip_norm=self.clip_norms[-1])
+        norms = [] if "clip_norm" in fixed else self.clip_norms(whitening)
+        if norms:
+            best = replace(best, clip_norm=norms[-1])
         if "server_rate" not in fixed:
             best = min((replace(best, server_rate=rate) for rate in _RATES), key=loss)
-        if "clip_norm" not in fixed:
-            # A step is relative to the clip norm: both change together, so that the step stays.
+        if norms:
+            # On inputs as they are a step is relative to the clip norm: both change together, so that it stays.
+            moves = "server_rate" not in fixed and whitening is None
             others = [
                 replace(best, clip_norm=norm, server_rate=best.server_rate * norm / best.clip_norm)
-                if "server_rate" not in fixed
+                if moves
                 else replace(best, clip_norm=norm)
-                for norm in self.clip_norms
+                for norm in norms
             ]
             best = min(others, key=loss)
         if "averaging" not in fixed:
             best = min((replace(best, averaging=share) for share in _AVERAGING), key=loss)
         if "server_rate" not in fixed:
             best = self._best_rate(best, loss, _FINE)
-        return Rehearsal(best, self.loss_before(), loss(best))
+        statistics = "none" if whitening is None else "free"
+        return Rehearsal(best, self.loss_before(), loss(best), statistics)
 
     @staticmethod
     def _best_rate(training: Training, loss: Callable[[Training], float], factor: float) -> Training:
@@ -341,7 +358,7 @@ class StandIn:
                 break
         return best
 
-    def spread(self, training: Training, rounds: int) -> ClientSpread:
+    def spread(self, training: Training, rounds: int, whitening: Whitening | None = None) -> ClientSpread:
         """How much it harms to buy from some stand-in sellers only, beside what noise harms; see `client_spread`.
 
         Noise is that on the mean gradient over the clip norm.
@@ -355,40 +372,74 @@ class StandIn:
                 weights = np.zeros(clients)
                 part = rng.permutation(clients)[: max(1, round(share * clients))]
                 weights[part] = 1.0 / part.size
-                found.append(-self.loss_after(training, rounds, 0.0, self.group_weights(weights)))
+                found.append(-self.loss_after(training, rounds, 0.0, self.group_weights(weights), whitening))
             share_score.append(float(np.mean(found)))
         everybody = np.ones(len(self._worlds[0].sizes))
-        world = self._worlds[0]
+        world = self._seen_through(whitening)[0]
+        plan = training if whitening is None else whitening.training(training, self.task)
         records = ClientRecords(world.inputs, world.labels, world.sizes)
-        sums = clipped_sums(self.model, world.start[None], records, training.clip_norm).values
-        length = float(sums.sum(0).norm()) / (training.clip_norm * sum(world.sizes))
+        sums = clipped_sums(self.model, world.start[None], records, plan.clip_norm).values
+        length = float(sums.sum(0).norm()) / (plan.clip_norm * sum(world.sizes))
         equal = max(length / sums.shape[1] ** 0.5, 1e-9)
         noise = [equal * 2.0**octave for octave in SPREAD_OCTAVES]
-        noise_score = [-self.loss_after(training, rounds, one, everybody) for one in noise]
+        noise_score = [-self.loss_after(training, rounds, one, everybody, whitening) for one in noise]
         return ClientSpread(SPREAD_SHARES, tuple(share_score), tuple(noise), tuple(noise_score))
 
     def loss_before(self) -> float:
         """Mean loss of the buyer's own models, over worlds."""
         return float(np.mean([self._loss(world, world.start) for world in self._worlds]))
 
-    def loss_after(self, training: Training, rounds: int, noise: float, group_weights: Array) -> float:
+    def loss_after(
+        self,
+        training: Training,
+        rounds: int,
+        noise: float,
+        group_weights: Array,
+        whitening: Whitening | None = None,
+    ) -> float:
         """Mean loss after a market with these settings, over worlds; the same noise for all settings."""
-        places = range(len(self._worlds))
-        return float(np.mean([self._played(k, training, rounds, noise, group_weights) for k in places]))
+        plan = training if whitening is None else whitening.training(training, self.task)
+        worlds = self._seen_through(whitening)
+        found = [self._played(number, plan, rounds, noise, group_weights, worlds) for number in range(len(worlds))]
+        return float(np.mean(found))
 
-    def _played(self, number: int, training: Training, rounds: int, noise: float, group_weights: Array) -> float:
-        world = self._worlds[number]
+    def _seen_through(self, whitening: Whitening | None) -> list[_World]:
+        """The worlds with their inputs mapped, and with starting weights that give the same outputs for them."""
+        if whitening is None:
+            return self._worlds
+        if whitening.key not in self._mapped:
+            self._mapped[whitening.key] = [
+                replace(
+                    world,
+                    inputs=whitening.of(world.inputs),
+                    start=whitening.unfolded(self.model, world.start),
+                    checked_inputs=whitening.of(world.checked_inputs),
+                )
+                for world in self._worlds
+            ]
+        return self._mapped[whitening.key]
+
+    def _played(
+        self,
+        number: int,
+        plan: Training,
+        rounds: int,
+        noise: float,
+        group_weights: Array,
+        worlds: Sequence[_World],
+    ) -> float:
+        world = worlds[number]
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _NOISE)
         weights = torch.from_numpy(group_weights).float()
         records = ClientRecords(world.inputs, world.labels, world.sizes)
         state = ServerState.start(world.start)
-        scale = training.local_rate / (training.clip_norm * sum(world.sizes))
+        scale = plan.local_rate / (plan.clip_norm * sum(world.sizes))
         for done in range(rounds):
-            sums = clipped_sums(self.model, state.weights[None], records, training.clip_norm).values.float()
+            sums = clipped_sums(self.model, state.weights[None], records, plan.clip_norm).values.float()
             update = scale * (weights @ sums)
-            update += training.local_rate * noise * torch.randn(update.shape, generator=generator)
-            state = state.moved(update.numpy(), training, done / rounds)
-        return self._loss(world, state.tested(training))
+            update += plan.local_rate * noise * torch.randn(update.shape, generator=generator)
+            state = state.moved(update.numpy(), plan, done / rounds)
+        return self._loss(world, state.tested(plan))
 
     def _loss(self, world: _World, weights: Tensor) -> float:
         return float(self.model.losses(weights, world.checked_inputs, world.checked_labels).double().mean())
@@ -478,6 +529,10 @@ class Tuned:
     rehearsal: Rehearsal
     own_model: OwnModel
 
+    def applied(self, config: FederationConfig) -> FederationConfig:
+        """The run with these settings."""
+        return config.replace(training=self.rehearsal.training, statistics=self.rehearsal.statistics)
+
 
 def first_round(federation: Federation) -> FirstRound | None:
     """The noise and the sellers of a run's first round, without training anybody; None if nobody sells.
@@ -505,6 +560,16 @@ def first_round(federation: Federation) -> FirstRound | None:
     return FirstRound(float(noise), weights, spent)
 
 
+def free_whitening(config: FederationConfig, task: Task) -> Whitening | None:
+    """The map by the moments of the public records; None where the run cannot use one."""
+    if not config.task or task.public is None or len(task.public) < FEWEST_RECORDS:
+        return None
+    try:
+        return Whitening(MomentsSale.of(config.replace(statistics="free"), task).free)
+    except ConfigurationError:
+        return None
+
+
 def tuned_settings(
     config: FederationConfig,
     task: Task,
@@ -517,11 +582,16 @@ def tuned_settings(
 ) -> Tuned | None:
     """Server rate, clip norm and averaging for this run, chosen on the task's public records.
 
+    A linear model is rehearsed twice, on inputs as they are and on inputs that the moments of the public records
+    whiten, and the better of the two is chosen; `Rehearsal.statistics` says which. A caller that fixes the rate or
+    the clip norm means inputs as they are.
+
     None where there are no public records to choose on, where nothing is sold, or where the run trains otherwise
-    (several local steps, references without privacy, whitened inputs): then documented defaults stand.
+    (several local steps, references without privacy, whitening that the caller asked for): then documented defaults
+    stand.
 
     Args:
-        fixed: settings that the caller chose.
+        fixed: settings that the caller chose; with "statistics" among them inputs stay as they are.
         on_tried: told how many settings have been tried so far.
     """
     public = task.public
@@ -535,7 +605,32 @@ def tuned_settings(
             return None
         stand_in = StandIn(task, clients=config.clients, worlds=worlds, seed=config.seed)
         noise = first.noise if config.privacy.is_private else 0.0
-        found = stand_in.rehearse(
-            config.training, config.rounds, noise, first.weights, fixed=fixed, on_tried=on_tried
-        )
+        found = rehearsed(config, stand_in, first.weights, noise, fixed=fixed, on_tried=on_tried)
     return Tuned(found, stand_in.own)
+
+
+def rehearsed(
+    config: FederationConfig,
+    stand_in: StandIn,
+    weights: Array,
+    noise: float,
+    *,
+    fixed: Sequence[str] = (),
+    on_tried: Callable[[int], None] = lambda _: None,
+) -> Rehearsal:
+    """The better of two rehearsals: with inputs as they are, and with inputs whitened by the public records.
+
+    Args:
+        weights: (clients,) of the sellers' updates, adding up to 1.
+        noise: deviation of the noise on the mean gradient of a round, over the clip norm.
+        fixed: as for `tuned_settings`.
+    """
+    found = stand_in.rehearse(config.training, config.rounds, noise, weights, fixed=fixed, on_tried=on_tried)
+    whitening = free_whitening(config, stand_in.task)
+    if whitening is None or {"statistics", "server_rate", "clip_norm"} & {*fixed}:
+        return found
+    usual = whitened_training(config.training, fixed)
+    other = stand_in.rehearse(
+        usual, config.rounds, noise, weights, fixed=fixed, whitening=whitening, on_tried=on_tried
+    )
+    return min(found, other, key=lambda one: one.loss_after)

@@ -12,7 +12,7 @@ from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation, run
 from privmarket.simulation._own_records import OwnTraining, is_linear, own_records
-from privmarket.simulation._rehearsal import StandIn, first_round, tuned_settings
+from privmarket.simulation._rehearsal import StandIn, first_round, free_whitening, tuned_settings
 from privmarket.tasks import Task
 
 CLIENTS = 12
@@ -178,10 +178,43 @@ def test_the_market_starts_from_the_buyers_own_model():
 @pytest.mark.parametrize("goal", ["classification", "regression"])
 def test_money_adds_to_what_the_buyer_had(goal):
     """Twenty own records, 480 of others: with next to no noise the market's model is near the truth."""
-    task = made(goal, public=20)
+    task = made(goal, public=20, private_seed=1)
     config = config_of(task, budget=400.0, rounds=15)
     tuned = tuned_settings(config, task, worlds=3)
-    result = run(replace(config, training=tuned.rehearsal.training), task=task, own_model=tuned.own_model)
+    result = run(tuned.applied(config), task=task, own_model=tuned.own_model)
     assert result.gain > 0
     truth = {"classification": 0.85, "regression": 0.95}[goal]
     assert result.score > truth - 0.05
+
+
+def test_rehearsals_choose_whitened_inputs_where_one_direction_hides_the_others():
+    """Labels follow from the small difference of two inputs that are nearly equal: raw steps learn it slowly."""
+    rng = np.random.default_rng(5)
+
+    def drawn(count):
+        common = rng.normal(size=(count, 1))
+        apart = 0.1 * rng.normal(size=(count, 1))
+        inputs = np.concatenate([common + apart, common - apart], axis=1).astype(np.float32)
+        return inputs, (apart[:, 0] + 0.05 * rng.normal(size=count) > 0).astype(np.int64)
+
+    inputs, labels = drawn(CLIENTS * 40)
+    clients = [i % CLIENTS for i in range(labels.size)]
+    task = Task.from_arrays(inputs, labels, clients=clients, public=drawn(60), test=drawn(400), classes=2)
+    config = config_of(task, rounds=3)
+    tuned = tuned_settings(config, task, worlds=2)
+    assert tuned.rehearsal.statistics == "free"
+    kept = tuned_settings(config, task, worlds=2, fixed=("statistics",))
+    assert kept.rehearsal.statistics == "none"
+    assert tuned.rehearsal.loss_after < kept.rehearsal.loss_after
+    assert tuned.applied(config).statistics == "free"
+
+
+def test_a_rehearsal_on_whitened_inputs_starts_from_the_same_model():
+    """Without rounds nothing moves: the loss is that of the buyer's own model, however inputs are looked at."""
+    task = made()
+    stand_in = StandIn(task, clients=CLIENTS, worlds=2)
+    whitening = free_whitening(config_of(task), task)
+    everybody = np.ones(2)
+    training = config_of(task).training
+    before = stand_in.loss_before()
+    assert stand_in.loss_after(training, 0, 0.0, everybody, whitening) == pytest.approx(before, rel=1e-5)

@@ -257,7 +257,7 @@ def test_under_aggregate_trust_h_is_measured_in_rehearsals_and_rules_are_made_fo
     asked = []
 
     class Spreading:
-        def spread(self, training, rounds):
+        def spread(self, training, rounds, whitening=None):
             asked.append((training, rounds))
             # Half of the stand-ins do as much harm as noise of s = 0.5: H = 0.5 on mean gradients.
             return ClientSpread((0.5,), (0.8,), (0.25, 0.5, 1.0), (0.9, 0.8, 0.7))

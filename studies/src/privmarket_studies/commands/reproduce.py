@@ -28,7 +28,10 @@ else:
 
 def reproduce(
     question: Annotated[
-        str, typer.Argument(help="rq1 … rq4, ablations, fairness, collusion, beliefs, variations or all.")
+        str,
+        typer.Argument(
+            help="rq1 … rq4, ablations, fairness, collusion, beliefs, variations, what-money-buys or all."
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Every table and figure in small.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per setting.")] = None,

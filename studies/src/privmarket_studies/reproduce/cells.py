@@ -54,6 +54,9 @@ KINDS: dict[str, Kind] = {
     "coalition": Kind(f"{_HERE}.deviation_cells:run_coalition"),
     "belief": Kind(f"{_HERE}.belief:run"),
     "belief-training": Kind(f"{_HERE}.belief:run_trained"),
+    "money": Kind("privmarket_studies.what_money_buys.runs:run"),
+    "money-pooled": Kind("privmarket_studies.what_money_buys.runs:run_pooled"),
+    "money-noise": Kind("privmarket_studies.what_money_buys.noise:run"),
 }
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privmarket_studies import trust_front, trust_results
-from privmarket_studies.page_text import largest_exposed, largest_spent
+import numpy as np
+
 from privmarket_studies.reproduce import collusion_page
-from privmarket_studies.reproduce.cells import Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
 from privmarket_studies.reproduce.statistics import Measured, compare, interval
-from privmarket_studies.reproduce.variations import TRUSTS, run_of
-from privmarket_studies.trust_runs import BARS
+from privmarket_studies.what_money_buys import cells as money
+from privmarket_studies.what_money_buys import page as money_page
 
 NAME = "found.md"
 _MARKET = {"scenario": "uniform", "clients": 100, "budget": 50}
-_SEEDS = range(10)
-_CAPPED = next(run for run in BARS if run.name == "mnist-0.1-epsilon-3")
 
 
 def page(results: Results, folder: Path) -> str:
@@ -24,38 +21,44 @@ def page(results: Results, folder: Path) -> str:
 
     Args:
         results: the kept cells of all questions.
-        folder: docs/results, for the runs under both trusts.
+        folder: docs/results.
     """
-    return prose("found", **_figures(results), trust=_trust(folder / "trust" / "runs")).markdown + "\n"
+    del folder
+    return prose("found", **_figures(results), money=_money(results)).markdown + "\n"
 
 
-def _trust(runs: Path) -> dict[str, str]:
-    """What one accuracy costs under each trust in the cheapest runs, and what the promise rests on."""
-    found = trust_results.compared(runs)
-    same = trust_results.same_price(runs)
-    capped = trust_results.load(runs, _CAPPED)
-    if found is None or same is None or not capped:
-        names = ["target", "part", "promised", "exposed", "ratio", "same_ratio", "shared", "honest", "sellers"]
-        names += [f"{trust}_{what}" for trust in TRUSTS for what in ("rule", "money", "same")]
-        return dict.fromkeys([*names, "reservations"], NOT_COMPUTED)
-    return {
-        "target": f"{trust_results.TARGET:.0%}",
-        "part": trust_front.part(found.ratio),
-        "promised": f"{largest_spent(capped):.1f}",
-        "exposed": f"{largest_exposed(capped):.1f}",
-        "aggregate_rule": found.aggregate_rule,
-        "aggregate_money": f"{found.aggregate:.1f}",
-        "local_rule": found.local_rule,
-        "local_money": f"{found.local:.1f}",
-        "ratio": f"1/{1 / found.ratio:.1f}",
-        "aggregate_same": f"{same.aggregate:.1f}",
-        "local_same": f"{same.local:.1f}",
-        "same_ratio": f"1/{same.local / same.aggregate:.1f}",
-        "shared": f"{same.from_sharing:.1f}",
-        "honest": str(same.honest),
-        "sellers": f"{same.sellers:.0f}",
-        "reservations": "; ".join(f"({n}) {one}" for n, one in enumerate(trust_results.RESERVATIONS, 1)),
-    }
+def _money(results: Results) -> dict[str, str]:
+    """What own records give, what a lifetime ε and what money add to them."""
+    found = money_page.Found(results)
+    texts: dict[str, str] = {}
+    for name, market in (
+        *(("mnist", money.MNIST), ("few", money.MNIST_100), ("fashion", money.FASHION)),
+        *(("cifar", money.CIFAR), ("strikes", money.STRIKES)),
+    ):
+        for wallet in money.WALLETS:
+            runs = found.runs(market.capped(wallet))
+            key = f"{name}_{wallet:g}"
+            texts[f"{key}_before"] = money_page.mean_text(runs, "before")
+            texts[f"{key}_score"] = money_page.mean_text(runs, "score")
+            texts[f"{key}_gain"] = money_page.gain_text(runs)
+            texts[f"{key}_seeds"] = str(len(runs))
+            worst = [run["epsilon"]["collude"] for run in runs.values()]
+            texts[f"{key}_worst"] = f"{max(worst):.1f}" if worst else NOT_COMPUTED
+    for trust in money.TRUSTS:
+        half = money_page.money_for(found, money.CURVE, trust, 0.5)
+        texts[f"half_{trust}"] = half
+        points = money_page.curve_points(found, money.CURVE, trust)
+        for place, word in ((0, "least"), (-1, "most")):
+            texts[f"{trust}_{word}_paid"] = NOT_COMPUTED
+            texts[f"{trust}_{word}_gain"] = NOT_COMPUTED
+            if points:
+                runs = points[place][1]
+                texts[f"{trust}_{word}_paid"] = f"{np.mean([run['spent'] for run in runs.values()]):,.1f}"
+                texts[f"{trust}_{word}_gain"] = money_page.gain_text(runs)
+    texts["ratio"] = money_page.ratio_for(found, money.CURVE, 0.5)
+    texts["honest"] = f"{(-(-2 * 41 // 3)) ** 0.5:.1f}"
+    texts["caption"] = money_page.caption(found, money.CURVE)
+    return texts
 
 
 def _figures(results: Results) -> dict[str, object]:
@@ -69,15 +72,6 @@ def _figures(results: Results) -> dict[str, object]:
     def level(rule: str, name: str) -> dict[int, float]:
         found = results.all("regret", mechanism=rule, **_MARKET, attack="strong")
         return {r.cell.seed: r.result["levels"][name]["mean"] for r in found if r.result}
-
-    def accuracy(rule: str, trust: str, budget: float = 50.0) -> dict[int, float]:
-        cells = (run_of(Scale(), rule, seed, {"trust": trust}, budget=budget) for seed in _SEEDS)
-        pairs = ((cell.seed, results.get(cell)) for cell in cells)
-        return {seed: 100 * float(result["accuracy"]) for seed, result in pairs if result is not None}
-
-    def pictures(rule: str) -> dict[int, float]:
-        where = {"mechanism": rule, "dataset": "cifar10", "alpha": 0.5, "rounds": 100}
-        return {seed: 100 * v for seed, v in results.by_seed("accuracy", "federated", **where).items()}
 
     def beliefs(rule: str, figure: str, believed: str, truth: str) -> dict[int, float]:
         where = {"mechanism": rule, "believed": believed, "truth": truth, "past": 0, "scale": 1.0}
@@ -96,14 +90,6 @@ def _figures(results: Results) -> dict[str, object]:
         "weak": _text(weak, ".2%"),
         "strong": _text(strong, ".2%"),
         "harder": _difference(strong, weak, "+.2%"),
-        "jsam_ahead": _difference(accuracy(menu, "local"), accuracy("jsam", "local"), "+.2f"),
-        "pac_behind": _difference(accuracy("pac", "local"), accuracy("jsam", "local"), "+.2f"),
-        "menu_pictures": _difference(pictures(menu), pictures("jsam"), "+.2f"),
-        "pac_pictures": _difference(pictures("pac"), pictures("jsam"), "+.2f"),
-        "menu_small": _difference(accuracy(menu, "local", 10.0), accuracy("jsam", "local", 10.0), "+.2f"),
-        "menu_aggregate": _difference(accuracy(menu, "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
-        "ration_ahead": _difference(accuracy("ration", "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
-        "ration_menu": _difference(accuracy("ration", "aggregate"), accuracy(menu, "aggregate"), "+.2f"),
         "pac_together": _text(together["pac"], ".1%"),
         "menu_together": _text(together[menu], ".2%"),
         "told_wrong": _text(beliefs("mfg-pricing", "over_budget", "lognormal", "uniform"), ".1%"),

@@ -21,6 +21,8 @@ from privmarket_studies.reproduce import (
 )
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import ResultPage, Results
+from privmarket_studies.what_money_buys import cells as money_cells
+from privmarket_studies.what_money_buys import page as money_page
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ QUESTIONS: dict[str, Question] = {
         Question("collusion", collusion_page.TITLE, collusion_page.cells, collusion_page.render),
         Question("beliefs", beliefs_page.TITLE, beliefs_page.cells, beliefs_page.render),
         Question("variations", variations.TITLE, variations.cells, variations_page.render),
+        Question(money_page.NAME, money_page.TITLE, money_cells.cells, money_page.render),
     )
 }
 

@@ -1,0 +1,218 @@
+"""Which runs the study has, the most important first.
+
+Every run is a `Cell` of `privmarket_studies.reproduce`: it is kept on disk with its configuration, so that the
+study can be stopped at any moment and goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from privmarket_studies.reproduce.cells import Cell, Scale
+
+KIND = "money"
+POOLED = "money-pooled"
+NOISE = "money-noise"
+TRUSTS = ("aggregate", "local")
+# More than anyone can sell within a lifetime ε: then the wallet is the limit, and not money.
+ENOUGH = 1e5
+_ONE_PRICE: dict[str, Any] = {"rule": "ration", "settings": {"unit_price": 1.0}, "money": ENOUGH}
+_PLANNED: dict[str, Any] = {"rule": "plan", "settings": {}}
+
+
+@dataclass(frozen=True)
+class Market:
+    """A task and who its clients are.
+
+    Attributes:
+        name: what pages call it.
+        where: fields of a cell's configuration.
+        rounds: numbers of rounds that public records choose from.
+        money: sums of money of its curve, under aggregate and under local trust.
+        rule: of its curve; "plan" searches as `privmarket plan` does.
+    """
+
+    name: str
+    where: dict[str, Any]
+    rounds: tuple[int, ...]
+    money: Mapping[str, tuple[float, ...]]
+    rule: Mapping[str, Any] = field(default_factory=lambda: _PLANNED)
+
+    def capped(self, wallet: float, **changes: Any) -> dict[str, Any]:
+        """The configuration of a run in which a lifetime ε is the limit: everybody sells, at a price of 1."""
+        return {**self._base(), **_ONE_PRICE, "trust": "aggregate", "wallet": wallet, **changes}
+
+    def priced(self, trust: str, money: float, **changes: Any) -> dict[str, Any]:
+        """The configuration of a run in which money is the limit."""
+        return {**self._base(), **self.rule, "trust": trust, "wallet": None, "money": money, **changes}
+
+    def pooled(self) -> dict[str, Any]:
+        """The configuration of the reference without privacy."""
+        return dict(self.where)
+
+    def _base(self) -> dict[str, Any]:
+        return {**self.where, "rounds": list(self.rounds)}
+
+
+def _pictures(name: str, alpha: float, public: int, clients: int = 100) -> dict[str, Any]:
+    return {
+        "task": name,
+        "alpha": alpha,
+        "clients": clients,
+        "public": public,
+        "features": "none" if name == "digits" else "whitened-scattering",
+    }
+
+
+_FEW = {"aggregate": (3.0, 10.0, 30.0, 100.0, 300.0), "local": (30.0, 100.0, 300.0, 1000.0, 3000.0)}
+_ROUNDS = (10, 30)
+MNIST = Market("MNIST, Dir 0.1, 600 public", _pictures("mnist", 0.1, 600), _ROUNDS, _FEW)
+MNIST_100 = Market("MNIST, Dir 0.1, 100 public", _pictures("mnist", 0.1, 100), _ROUNDS, _FEW)
+FASHION = Market("Fashion-MNIST, Dir 0.5, 600 public", _pictures("fashion-mnist", 0.5, 600), _ROUNDS, _FEW)
+CIFAR = Market("CIFAR-10, Dir 0.5, 600 public", _pictures("cifar10", 0.5, 600), _ROUNDS, _FEW)
+STRIKES = Market("bird strikes, 41 airlines, 174 public", {"task": "bird-strikes", "public": 174}, (5, 15), _FEW)
+PUPILS = Market(
+    "test scores of pupils, 133 classes, 100 public", {"task": "nlschools", "public": 100}, (5, 15), _FEW
+)
+RATINGS = Market(
+    "ratings of lectures, 14 departments, 200 public", {"task": "insteval", "public": 200}, (5, 15), _FEW
+)
+TEXTS = Market(
+    "descriptions of packages, 408 maintainers, 600 public",
+    {"task": "packages", "public": 600, "model": "linear"},
+    (10, 30),
+    _FEW,
+)
+DIGITS = Market(
+    "digits, Dir 0.5, 20 clients, 40 public",
+    _pictures("digits", 0.5, 40, 20),
+    (5,),
+    {"aggregate": (3.0, 30.0), "local": (30.0, 300.0)},
+    {"rule": "ration", "settings": {"unit_price": 1.0}},
+)
+
+PICTURES = (MNIST, MNIST_100, FASHION, CIFAR)
+TABLES = (STRIKES, PUPILS, TEXTS)
+WALLETS = (1.0, 3.0)
+PUBLIC_SIZES = (0, 100, 600, 2000, 5000)
+CLIENTS = (30, 100, 300, 1000)
+CURVE = STRIKES
+PICTURE_CURVE = CIFAR
+# What clients are like, where that is not Uniform valuations drawn at random and reported truthfully.
+OTHER_CLIENTS: dict[str, dict[str, Any]] = {
+    "LogNormal valuations": {"scenario": "lognormal"},
+    "Bimodal valuations": {"scenario": "bimodal"},
+    "clients that learn what to report": {"strategy": "learning"},
+    "valuations measured, weights (0, 0, 1)": {"valuations": "measured"},
+    "valuations measured, weights (1, 0, 0)": {"valuations": "measured", "valuation_weights": "1,0,0"},
+}
+_MIDDLE = 30.0
+
+
+def _seeds(scale: Scale, full: int) -> range:
+    """Seeds of figures begin at 1: seed 0 chose the settings."""
+    return range(1, 1 + len(scale.seeds_or(full, 2)))
+
+
+def _cells(configs: Iterable[dict[str, Any]], seeds: range, kind: str = KIND) -> list[Cell]:
+    """Seed by seed, so that a task is made once for all configurations of a seed."""
+    listed = list(configs)
+    return [Cell(kind, config, seed) for seed in seeds for config in listed]
+
+
+def headline_cells(scale: Scale, market: Market, seeds: int) -> list[Cell]:
+    """A market at both lifetime ε."""
+    return _cells([market.capped(wallet) for wallet in WALLETS], _seeds(scale, seeds))
+
+
+def baseline_configs(market: Market, wallet: float) -> dict[str, dict[str, Any]]:
+    """What a buyer could do instead, at the same lifetime ε and by the same engine.
+
+    Central: a curator that everybody trusts adds one noise. Distributed: the secure sum of the headline, where
+    everybody sells the same ε. Local: each update has its own noise.
+    """
+    return {
+        "central": market.capped(wallet, honest_share=1.0),
+        "distributed, one ε for all": market.capped(wallet),
+        "local": market.capped(wallet, trust="local"),
+    }
+
+
+def curve_configs(market: Market, trust: str) -> list[dict[str, Any]]:
+    """The points of a market's curve under a trust."""
+    return [market.priced(trust, money) for money in market.money[trust]]
+
+
+def public_config(size: int, wallet: float = 1.0) -> dict[str, Any]:
+    """MNIST with so many public records."""
+    return Market("", _pictures("mnist", 0.1, size), MNIST.rounds, _FEW).capped(wallet)
+
+
+def crowd_config(clients: int, trust: str, money: float) -> dict[str, Any]:
+    """MNIST shared out among so many clients, at one price for all, with money per client fixed."""
+    market = Market("", _pictures("mnist", 0.1, 600, clients), (10,), _FEW)
+    rule = {"rule": "ration", "settings": {"unit_price": 1.0}}
+    return market.priced(trust, money, **rule)
+
+
+def noise_config(clients: int) -> dict[str, Any]:
+    """Money for equal noise among so many clients."""
+    return {"clients": clients, "money": 0.3, "scenario": "uniform"}
+
+
+def person_configs(market: Market) -> dict[str, dict[str, Any]]:
+    """One lifetime ε for a record, and for all records of a person at one client."""
+    return {unit: market.capped(1.0, unit=unit) for unit in ("record", "person")}
+
+
+def other_configs(market: Market) -> dict[str, dict[str, Any]]:
+    """A market with other clients than usual, at one sum of money."""
+    usual = {"as usual": market.priced("aggregate", _MIDDLE)}
+    return usual | {
+        name: market.priced("aggregate", _MIDDLE, market=changes) for name, changes in OTHER_CLIENTS.items()
+    }
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """All runs, the most important first; in the quick form, one small market."""
+    if scale.quick:
+        return _small(scale)
+    listed = _cells([noise_config(clients) for clients in CLIENTS], _seeds(scale, 10), NOISE)
+    listed += headline_cells(scale, MNIST, 3)
+    listed += headline_cells(scale, STRIKES, 10) + _cells([STRIKES.pooled()], _seeds(scale, 10), POOLED)
+    for trust in TRUSTS:
+        listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 5))
+    listed += headline_cells(scale, PUPILS, 5) + _cells([PUPILS.pooled()], _seeds(scale, 5), POOLED)
+    listed += headline_cells(scale, CIFAR, 3)
+    for trust in TRUSTS:
+        listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 10))
+    for market in (FASHION, MNIST_100):
+        listed += headline_cells(scale, market, 3)
+    for wallet in WALLETS:
+        listed += _cells(baseline_configs(STRIKES, wallet).values(), _seeds(scale, 5))
+    for market, seeds in ((MNIST, 10), (CIFAR, 5), (FASHION, 5), (MNIST_100, 5), (TEXTS, 5)):
+        listed += headline_cells(scale, market, seeds)
+    for market in (PUPILS, TEXTS):
+        for wallet in WALLETS:
+            listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
+    listed += _cells([RATINGS.pooled()], _seeds(scale, 5), POOLED)
+    listed += _cells(person_configs(RATINGS).values(), _seeds(scale, 5))
+    listed += _cells(other_configs(CURVE).values(), _seeds(scale, 5))
+    listed += _cells([public_config(size) for size in PUBLIC_SIZES], _seeds(scale, 5))
+    for wallet in WALLETS:
+        listed += _cells(baseline_configs(CIFAR, wallet).values(), _seeds(scale, 5))
+    for trust in TRUSTS:
+        listed += _cells(curve_configs(PICTURE_CURVE, trust), _seeds(scale, 5))
+    crowds = [crowd_config(n, trust, 0.3 * n) for n in CLIENTS for trust in TRUSTS]
+    listed += _cells(crowds, _seeds(scale, 5))
+    return listed + _cells([TEXTS.pooled()], _seeds(scale, 5), POOLED)
+
+
+def _small(scale: Scale) -> list[Cell]:
+    seeds = _seeds(scale, 2)
+    listed = _cells([DIGITS.pooled()], seeds, POOLED) + headline_cells(scale, DIGITS, 2)
+    for trust in TRUSTS:
+        listed += _cells(curve_configs(DIGITS, trust), seeds)
+    return listed

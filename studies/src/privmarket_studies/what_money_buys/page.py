@@ -1,0 +1,644 @@
+"""The page "What money buys" and its figures, rendered from kept runs: no figure is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privmarket.reports._palette import new_figure
+from privmarket_studies.reproduce.cells import Cell, Result, Scale
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    ResultPage,
+    Results,
+    Table,
+    Text,
+    failure_text,
+    prose,
+)
+from privmarket_studies.reproduce.statistics import Measured, compare, interval
+from privmarket_studies.what_money_buys import cells as study
+from privmarket_studies.what_money_buys.cells import KIND, POOLED, Market
+from privmarket_studies.what_money_buys.runs import money_that_buys
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+NAME = "what-money-buys"
+TITLE = "What money buys"
+_SEEDS = range(1, 11)
+_COLOURS = {"aggregate": "#0072B2", "local": "#D55E00"}
+_SEES = {"aggregate": "the server sees only the sum", "local": "the server sees every update"}
+# Scores between 0 and 1 are shown in points of a hundred.
+_OF_HUNDRED = ("accuracy", "auc", "balanced-accuracy")
+
+
+class Found:
+    """The finished runs of the study, by configuration and seed."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        self.quick = bool(results.all(KIND, task="digits"))
+
+    def runs(self, config: Mapping[str, Any], kind: str = KIND) -> dict[int, Result]:
+        """seed → result of every finished run of a configuration."""
+        found = {seed: self.results.get(Cell(kind, config, seed)) for seed in _SEEDS}
+        return {seed: result for seed, result in found.items() if result is not None}
+
+    def distance(self, market: Market) -> dict[int, float]:
+        """seed → how far the model of all records lies above the buyer's own, in the score's direction."""
+        found = {}
+        for seed, pooled in self.runs(market.pooled(), POOLED).items():
+            if pooled["before"] is not None:
+                sign = -1.0 if pooled["score_name"] in ("rmse", "mae", "log-loss") else 1.0
+                found[seed] = sign * (pooled["score"] - pooled["before"])
+        return found
+
+
+def render(results: Results) -> ResultPage:
+    """Renders the page from the kept cells."""
+    found = Found(results)
+    markets = (study.DIGITS,) if found.quick else (*study.PICTURES, *study.TABLES)
+    curves = (study.DIGITS,) if found.quick else (study.CURVE, study.PICTURE_CURVE)
+    blocks: list[Block] = [
+        prose("money-set-up"),
+        Figure("money", caption(found, curves[0]), lambda: draw_curve(found, curves[0])),
+        Text("## Within a lifetime ε"),
+        prose("money-capped"),
+        capped_table(found, markets),
+        epsilon_table(found, markets),
+        Text("## Gain against money, under both trusts"),
+        prose("money-curve"),
+        *(curve_table(found, market) for market in curves),
+        half_table(found, curves),
+        worst_case_table(found, curves[0]),
+    ]
+    if not found.quick:
+        blocks += [
+            Text("## Instead of a market, at equal lifetime ε"),
+            prose("money-baselines"),
+            baseline_table(found),
+            Text("## How many records the buyer has"),
+            public_table(found),
+            Text("## How many sellers there are"),
+            prose("money-crowd"),
+            noise_table(found),
+            crowd_table(found),
+            Text("## A person instead of a record"),
+            person_table(found),
+            Text("## Other clients"),
+            others_table(found),
+        ]
+    blocks += [
+        Text("## What public records chose"),
+        chosen_table(found, markets, curves),
+        Text("## What is not computed"),
+        missing_text(found),
+    ]
+    if not found.quick:
+        blocks.append(prose("money-tried"))
+    blocks += failure_text(results)
+    return ResultPage(NAME, TITLE, blocks)
+
+
+def _scale(name: str) -> float:
+    return 100.0 if name in _OF_HUNDRED else 1.0
+
+
+def _spec(name: str, sign: str = "") -> str:
+    return f"{sign}.2f" if name in _OF_HUNDRED else f"{sign}.4f"
+
+
+def mean_text(runs: Mapping[int, Result], field: str, sign: str = "") -> str:
+    """The mean of a field of the runs, in points of a hundred where the score is one."""
+    if not runs:
+        return NOT_COMPUTED
+    values = [run[field] for run in runs.values()]
+    if any(value is None for value in values):
+        return "no own records"
+    name = next(iter(runs.values()))["score_name"]
+    return format(_scale(name) * float(np.mean(values)), _spec(name, sign))
+
+
+def _with_interval(values: Mapping[int, float], name: str) -> str:
+    """Mean [95 % interval] of differences, in the score's unit."""
+    if not values:
+        return NOT_COMPUTED
+    scaled = Measured.of(_scale(name) * value for value in values.values())
+    spec = _spec(name, "+")
+    if scaled.seeds < 2:
+        return f"{format(scaled.mean, spec)} (one seed)"
+    low, high = interval(scaled)
+    return f"{format(scaled.mean, spec)} [{format(low, spec)}, {format(high, spec)}]"
+
+
+def _gains(runs: Mapping[int, Result]) -> dict[int, float]:
+    return {seed: run["gain"] for seed, run in runs.items() if run["gain"] is not None}
+
+
+def gain_text(runs: Mapping[int, Result]) -> str:
+    """The mean gain over own records with its 95 % interval."""
+    if not runs:
+        return NOT_COMPUTED
+    gains = _gains(runs)
+    return _with_interval(gains, next(iter(runs.values()))["score_name"]) if gains else "no own records"
+
+
+def _own_model(runs: Mapping[int, Result]) -> str:
+    names = [run["before_model"] for run in runs.values() if run["before_model"]]
+    return max(set(names), key=names.count) if names else "none"
+
+
+def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
+    """Own records, bought, and the gain, at each lifetime ε."""
+    rows = []
+    for market in markets:
+        distance = found.distance(market)
+        for wallet in study.WALLETS:
+            runs = found.runs(market.capped(wallet))
+            name = next(iter(runs.values()))["score_name"] if runs else "score"
+            share = NOT_COMPUTED
+            both = distance.keys() & _gains(runs).keys()
+            if both:
+                gained = np.mean([runs[seed]["gain"] for seed in both])
+                share = f"{gained / np.mean([distance[seed] for seed in both]):.0%}"
+            elif market in study.PICTURES:
+                share = "no reference computed"
+            rows.append(
+                [
+                    market.name,
+                    f"{wallet:g}",
+                    name,
+                    f"{mean_text(runs, 'before')} ({_own_model(runs)})" if runs else NOT_COMPUTED,
+                    mean_text(runs, "score"),
+                    gain_text(runs),
+                    share,
+                    f"{np.mean([run['spent'] for run in runs.values()]):,.0f}" if runs else NOT_COMPUTED,
+                    str(len(runs)),
+                ]
+            )
+    columns = (
+        *("market", "ε ≤", "score", "own records alone (best model)", "bought", "gain over that [95 %]"),
+        *("share of the distance to all records without privacy", "paid", "seeds"),
+    )
+    return Table(
+        "money-capped", "Aggregate trust, two thirds of the sellers honest; means over seeds", columns, rows
+    )
+
+
+def epsilon_table(found: Found, markets: tuple[Market, ...]) -> Table:
+    """The lifetime ε of the same runs under other assumptions."""
+    rows = []
+    for market in markets:
+        for wallet in study.WALLETS:
+            runs = found.runs(market.capped(wallet))
+            cells = [
+                f"{max(run['epsilon'][share] for run in runs.values()):.2f}" if runs else NOT_COMPUTED
+                for share in ("1", "0.667", "0.5", "collude")
+            ]
+            rows.append([market.name, f"{wallet:g}", *cells])
+    return Table(
+        "money-epsilon",
+        "Lifetime ε of the client that sold most (δ = 1e-5), by how many sellers are honest",
+        ("market", "cap", "all honest", "two thirds", "one half", "all others collude"),
+        rows,
+    )
+
+
+def curve_points(found: Found, market: Market, trust: str) -> list[tuple[float, dict[int, Result]]]:
+    """(money offered, finished runs by seed) of the points of a curve that have any."""
+    listed = study.curve_configs(market, trust)
+    pairs = [(config["money"], found.runs(config)) for config in listed]
+    return [(money, runs) for money, runs in pairs if runs]
+
+
+def curve_table(found: Found, market: Market) -> Table:
+    """Gain by money offered, under both trusts."""
+    rows = []
+    for trust in study.TRUSTS:
+        for config in study.curve_configs(market, trust):
+            runs = found.runs(config)
+            one = next(iter(runs.values()), None)
+            rule = NOT_COMPUTED
+            if one is not None:
+                rule = f"{one['chosen']['rule']}, {one['chosen']['rounds']} rounds"
+            largest = "largest"
+            if runs:
+                largest = f"{max(run['epsilon']['0.667'] for run in runs.values()):.2g}"
+                if trust == "aggregate":
+                    largest += f" ({max(run['epsilon']['collude'] for run in runs.values()):.2g})"
+            rows.append(
+                [
+                    trust,
+                    f"{config['money']:g}",
+                    f"{np.mean([run['spent'] for run in runs.values()]):,.1f}" if runs else NOT_COMPUTED,
+                    gain_text(runs),
+                    rule,
+                    largest if runs else NOT_COMPUTED,
+                    str(len(runs)),
+                ]
+            )
+    columns = (
+        *("trust", "offered", "paid", "gain over own records [95 %]", "what public records chose"),
+        *("lifetime ε of who sold most (all others collude)", "seeds"),
+    )
+    task = market.where["task"]
+    return Table(f"money-curve-{task}", f"{market.name}: gain by money", columns, rows)
+
+
+def _shares(found: Found, market: Market, trust: str, field: str = "spent") -> list[tuple[float, float]]:
+    """(mean money, mean gain over mean distance) of a curve's points."""
+    distance = found.distance(market)
+    shares = []
+    for _, runs in curve_points(found, market, trust):
+        both = distance.keys() & _gains(runs).keys()
+        if both:
+            gained = float(np.mean([runs[seed]["gain"] for seed in both]))
+            paid = float(np.mean([runs[seed][field] for seed in both]))
+            shares.append((paid, gained / float(np.mean([distance[seed] for seed in both]))))
+    return shares
+
+
+def money_for(found: Found, market: Market, trust: str, share: float) -> str:
+    """Money for a share of the distance to a model of all records, in words where there is none."""
+    shares = _shares(found, market, trust)
+    if not shares:
+        return NOT_COMPUTED
+    money = money_that_buys(share, shares)
+    if money is None:
+        return f"not reached for {max(shares)[0]:,.0f}"
+    at_most = "at most " if min(shares)[1] >= share else ""
+    return f"{at_most}{money:,.1f}"
+
+
+def ratio_for(found: Found, market: Market, share: float) -> str:
+    """Money under aggregate trust over money under local trust, for a share of the distance."""
+    money = {trust: money_that_buys(share, _shares(found, market, trust)) for trust in study.TRUSTS}
+    aggregate, local = money["aggregate"], money["local"]
+    if not all(_shares(found, market, trust) for trust in study.TRUSTS):
+        return NOT_COMPUTED
+    if aggregate is None or local is None:
+        return "ratio not known"
+    return f"1/{local / aggregate:.1f}" if local >= aggregate else f"{aggregate / local:.1f} times as much"
+
+
+def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
+    """Money for parts of the distance to a model of all records without privacy."""
+    rows = []
+    for market in markets:
+        for share in (0.25, 0.5, 0.75):
+            texts = [money_for(found, market, trust, share) for trust in study.TRUSTS]
+            ratio = ratio_for(found, market, share)
+            rows.append([market.name, f"{share:.0%}", *texts, ratio])
+    return Table(
+        "money-half",
+        "Money for a share of the distance from own records to all records without privacy, between points on a "
+        "logarithmic scale; the lowest point is an upper limit where it reaches the share already",
+        ("market", "share of the distance", "aggregate", "local", "aggregate over local"),
+        rows,
+    )
+
+
+def worst_case_table(found: Found, market: Market) -> Table:
+    """The same releases under aggregate trust if sellers priced the ε that is left when all others collude."""
+    rows = []
+    for money, runs in curve_points(found, market, "aggregate"):
+        paid = np.mean([run["spent"] for run in runs.values()])
+        worst = np.mean([run["spent_if_worst_case"] for run in runs.values()])
+        rows.append(
+            [
+                f"{money:g}",
+                f"{paid:,.1f}",
+                f"{worst:,.1f}",
+                f"{worst / paid:.1f}" if paid else "none paid",
+                gain_text(runs),
+            ]
+        )
+    if not rows:
+        rows = [[NOT_COMPUTED] * 5]
+    return Table(
+        "money-worst-case",
+        f"{market.name}, aggregate trust: money for the same releases if a unit of ε is charged as it is left when "
+        "all other sellers collude",
+        ("offered", "paid", "paid if sellers price the worst case", "ratio", "gain over own records [95 %]"),
+        rows,
+    )
+
+
+def baseline_table(found: Found) -> Table:
+    """Central, distributed and local noise at one lifetime ε."""
+    rows = []
+    for market in (*study.TABLES, study.CIFAR):
+        for wallet in study.WALLETS:
+            configs = study.baseline_configs(market, wallet)
+            runs = {name: found.runs(config) for name, config in configs.items()}
+            shared = runs["distributed, one ε for all"]
+            row = [market.name, f"{wallet:g}", mean_text(shared, "before")]
+            for name in configs:
+                row.append(gain_text(runs[name]))
+            rows.append([*row, str(min(len(one) for one in runs.values()))])
+    return Table(
+        "money-baselines",
+        "Gain over own records [95 %] at equal lifetime ε, everybody selling the same ε",
+        ("market", "ε ≤", "own records", "central curator", "secure sum", "local noise", "seeds of all three"),
+        rows,
+    )
+
+
+def public_table(found: Found) -> Table:
+    """MNIST by the size of the public set."""
+    rows = []
+    for size in study.PUBLIC_SIZES:
+        runs = found.runs(study.public_config(size))
+        rows.append(
+            [
+                f"{size:,}",
+                mean_text(runs, "before"),
+                _own_model(runs),
+                mean_text(runs, "score"),
+                gain_text(runs),
+                str(len(runs)),
+            ]
+        )
+    return Table(
+        "money-public",
+        "MNIST, Dir 0.1, lifetime ε ≤ 1, aggregate trust, by how many labelled records the buyer has",
+        ("public records", "own records alone", "best model", "bought", "gain [95 %]", "seeds"),
+        rows,
+    )
+
+
+def noise_table(found: Found) -> Table:
+    """What equal noise costs under both trusts, by the number of clients."""
+    rows = []
+    for clients in study.CLIENTS:
+        runs = found.runs(study.noise_config(clients), study.NOISE)
+        if not runs:
+            rows.append([f"{clients:,}", *[NOT_COMPUTED] * 6, "0"])
+            continue
+
+        def ratio(above: str, below: str, of: Mapping[int, Result] = runs) -> str:
+            values = Measured.of(run[above] / run[below] for run in of.values())
+            low, high = interval(values)
+            return f"{values.mean:.1f} [{low:.1f}, {high:.1f}]"
+
+        def price(name: str, of: Mapping[int, Result] = runs) -> str:
+            return f"{np.mean([run[name] for run in of.values()]):.2f}"
+
+        rows.append(
+            [
+                f"{clients:,}",
+                ratio("local_ration", "local"),
+                price("local_price"),
+                ratio("local_ration", "aggregate_at_local_price"),
+                ratio("local_ration", "aggregate"),
+                price("aggregate_price"),
+                f"{np.mean([run['root_honest'] for run in runs.values()]):.1f}",
+                str(len(runs)),
+            ]
+        )
+    columns = (
+        *("clients", "best ration over the rule for local noise, both local", "its price"),
+        *("local over aggregate, the same price", "local over aggregate, each at its best price"),
+        *("best price under aggregate trust", "√(honest, if all sell)", "seeds"),
+    )
+    caption = (
+        "Ratios of money for equal noise of one round, Uniform valuations, 0.3 per client under local trust by the "
+        "rule for local noise; means [95 %]"
+    )
+    return Table("money-noise", caption, columns, rows)
+
+
+def crowd_table(found: Found) -> Table:
+    """The two trusts at equal money per client, by the number of clients."""
+    rows = []
+    for clients in study.CLIENTS:
+        runs = {trust: found.runs(study.crowd_config(clients, trust, 0.3 * clients)) for trust in study.TRUSTS}
+        honest = -(-2 * clients // 3)
+        rows.append(
+            [
+                f"{clients:,}",
+                *(gain_text(runs[trust]) for trust in study.TRUSTS),
+                f"{honest**0.5:.1f}",
+                str(min(map(len, runs.values()))),
+            ]
+        )
+    return Table(
+        "money-crowd",
+        "MNIST, 600 public records, one price of 1, money 0.3 per client, 10 rounds: gain [95 %]",
+        ("clients", "aggregate", "local", "√(honest sellers)", "seeds of both"),
+        rows,
+    )
+
+
+def person_table(found: Found) -> Table:
+    """One lifetime ε for a record and for a person."""
+    rows = []
+    for unit, config in study.person_configs(study.RATINGS).items():
+        runs = found.runs(config)
+        rows.append([unit, mean_text(runs, "before"), mean_text(runs, "score"), gain_text(runs), str(len(runs))])
+    return Table(
+        "money-person",
+        f"{study.RATINGS.name}, lifetime ε ≤ 1: what one unit of privacy protects (R²)",
+        ("unit", "own records alone", "bought", "gain [95 %]", "seeds"),
+        rows,
+    )
+
+
+def others_table(found: Found) -> Table:
+    """A market with other clients at one sum of money."""
+    configs = study.other_configs(study.CURVE)
+    usual = _gains(found.runs(configs["as usual"]))
+    rows = []
+    for name, config in configs.items():
+        runs = found.runs(config)
+        pair = compare(_gains(runs), usual) if name != "as usual" else None
+        difference = "the reference" if name == "as usual" else NOT_COMPUTED
+        if pair is not None:
+            shared = _gains(runs).keys() & usual.keys()
+            score = next(iter(runs.values()))["score_name"]
+            difference = _with_interval({seed: runs[seed]["gain"] - usual[seed] for seed in shared}, score)
+        paid = f"{np.mean([run['spent'] for run in runs.values()]):,.1f}" if runs else NOT_COMPUTED
+        rows.append([name, paid, gain_text(runs), difference, str(len(runs))])
+    return Table(
+        "money-others",
+        f"{study.CURVE.name}, aggregate trust, money 30: other clients",
+        ("clients", "paid", "gain over own records [95 %]", "against clients as usual [95 %]", "seeds"),
+        rows,
+    )
+
+
+def chosen_table(found: Found, markets: tuple[Market, ...], curves: tuple[Market, ...]) -> Table:
+    """The settings of the runs, which rehearsals on public records chose."""
+    listed = [
+        (f"{market.name}, ε ≤ {wallet:g}", market.capped(wallet)) for market in markets for wallet in study.WALLETS
+    ]
+    for market in curves:
+        for trust in study.TRUSTS:
+            for config in study.curve_configs(market, trust):
+                listed.append((f"{market.name}, {trust}, money {config['money']:g}", config))
+    rows = []
+    for name, config in listed:
+        runs = found.runs(config)
+        if not runs:
+            continue
+        chosen = next(iter(runs.values()))["chosen"]
+        training = chosen["training"]
+        inputs = "whitened by public records" if chosen["statistics"] == "free" else "as they are"
+        settings = ", ".join(f"{key} {value}" for key, value in chosen["settings"].items())
+        tried = chosen["tried"]
+        rows.append(
+            [
+                name,
+                f"{chosen['rule']} ({settings})" if settings else chosen["rule"],
+                str(chosen["rounds"]),
+                f"{training['server_rate']:.3g}",
+                f"{training['clip_norm']:.3g}",
+                f"{training['averaging']:g}",
+                inputs,
+                str(max(0, len(tried) - 1)),
+            ]
+        )
+    if not rows:
+        rows = [[NOT_COMPUTED] * 8]
+    return Table(
+        "money-chosen",
+        "Chosen by rehearsals on the public records of seed 0, which no figure comes from",
+        ("run", "rule", "rounds", "server rate", "clip norm", "averaging", "inputs", "rules and rounds rehearsed"),
+        rows,
+    )
+
+
+def missing_text(found: Found) -> Text:
+    """What is listed and was not computed, by task."""
+    listed = study.cells(Scale(quick=found.quick))
+    once = {cell.slot: cell for cell in listed}
+    missing = [cell for cell in once.values() if found.results.get(cell) is None]
+    if not missing:
+        return Text("Everything that is listed is computed.")
+    counts: dict[str, int] = {}
+    for cell in missing:
+        config = cell.config
+        if cell.kind == study.NOISE:
+            name = f"money for equal noise, {config['clients']:,} clients"
+            counts[name] = counts.get(name, 0) + 1
+            continue
+        name = str(config["task"])
+        if cell.kind == POOLED:
+            name += ", reference without privacy"
+        elif config["wallet"] is not None:
+            name += f", {config['public']:,} public, ε ≤ {config['wallet']:g}, {config['trust']} trust"
+        else:
+            name += f", {config['trust']} trust, money {config['money']:g}"
+            if "clients" in config and config["clients"] != 100:
+                name += f", {config['clients']:,} clients"
+            if "market" in config:
+                name += f", {', '.join(str(value) for value in config['market'].values())}"
+        counts[name] = counts.get(name, 0) + 1
+    lines = [f"- {name}: {count} not computed" for name, count in counts.items()]
+    return Text(f"Of {len(once):,} runs {len(missing):,} are not computed:\n\n" + "\n".join(lines))
+
+
+def caption(found: Found, market: Market) -> str:
+    """What the figure of gain against money shows, with its ε and its assumption."""
+    runs = [runs for trust in study.TRUSTS for _, runs in curve_points(found, market, trust)]
+    if not runs:
+        return f"{market.name}: gain against money; {NOT_COMPUTED}."
+    seeds = sorted({len(one) for one in runs})
+    over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    parts = []
+    for trust in study.TRUSTS:
+        points = curve_points(found, market, trust)
+        if not points:
+            continue
+        least, most = points[0][1], points[-1][1]
+        low = max(run["epsilon"]["0.667"] for run in least.values())
+        high = max(run["epsilon"]["0.667"] for run in most.values())
+        text = f"{trust} trust: lifetime ε of who sold most from {low:.2g} to {high:.2g}"
+        if trust == "aggregate":
+            worst = max(run["epsilon"]["collude"] for run in most.values())
+            text += f" if two thirds of a round's sellers are honest, up to {worst:.2g} if all others collude"
+        parts.append(text)
+    return (
+        f"{market.name}: gain in score over what the buyer's own records give for nothing, against all the money "
+        f"paid (clients ask between 0 and 1 for a unit of ε, the same under both trusts). {'; '.join(parts)} "
+        f"(δ = 1e-5). Mean and 95 % interval over {over} seeds; every setting was chosen "
+        "on public records, with the same search for both trusts. "
+        "Dotted: the same releases if sellers charged for the ε that is left when all others collude."
+    )
+
+
+def draw_curve(found: Found, market: Market) -> Drawing:
+    """Gain against money under two trusts."""
+    figure = new_figure(8.0, 4.2)
+    axes = figure.subplots()
+    name = "score"
+    for trust in study.TRUSTS:
+        points = curve_points(found, market, trust)
+        if not points:
+            continue
+        name = next(iter(points[0][1].values()))["score_name"]
+        _line(axes, points, trust, "spent", name)
+        if trust == "aggregate":
+            _line(axes, points, trust, "spent_if_worst_case", name)
+    drawn = {seed for trust in study.TRUSTS for _, runs in curve_points(found, market, trust) for seed in runs}
+    distance = {seed: value for seed, value in found.distance(market).items() if seed in drawn}
+    if distance:
+        level = _scale(name) * float(np.mean(list(distance.values())))
+        axes.axhline(level, color="#555555", lw=1.0, ls="--")
+        axes.annotate(
+            "all records, without privacy",
+            (0.01, level),
+            xycoords=("axes fraction", "data"),
+            va="bottom",
+            fontsize=9,
+            color="#555555",
+        )
+    axes.axhline(0.0, color="#555555", lw=1.0)
+    axes.annotate(
+        "the buyer's own records, for nothing",
+        (0.01, 0.0),
+        xycoords=("axes fraction", "data"),
+        va="bottom",
+        fontsize=9,
+        color="#555555",
+    )
+    unit = f"{name} (points of 100)" if name in _OF_HUNDRED else name
+    axes.set(xscale="log", xlabel="money paid to all clients together", ylabel=f"gain in {unit}")
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    return figure
+
+
+def _line(axes: Axes, points: list[tuple[float, dict[int, Result]]], trust: str, field: str, name: str) -> None:
+    paid = [float(np.mean([run[field] for run in runs.values()])) for _, runs in points]
+    scale = _scale(name)
+    measured = [Measured.of(scale * value for value in _gains(runs).values()) for _, runs in points]
+    mean = [one.mean for one in measured]
+    if field == "spent_if_worst_case":
+        axes.plot(
+            paid, mean, color=_COLOURS[trust], lw=1.2, ls=":", label="the same, if sellers price the worst case"
+        )
+        return
+    half: list[float] = []
+    for one in measured:
+        low, high = interval(one)
+        half.append((high - low) / 2 if np.isfinite(high) else 0.0)
+    axes.errorbar(
+        paid,
+        mean,
+        half,
+        color=_COLOURS[trust],
+        lw=2.2,
+        marker="o",
+        ms=5,
+        capsize=3,
+        elinewidth=1.1,
+        label=_SEES[trust],
+    )

@@ -1,0 +1,132 @@
+"""What money buys: gains, ε under several assumptions, and choices that only public records make."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from privmarket.privacy._gaussian import epsilon_of, mu_of
+from privmarket.simulation import _own_records
+from privmarket_studies.reproduce.cache import Record
+from privmarket_studies.reproduce.cells import Cell, Scale
+from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
+from privmarket_studies.reproduce.report import markdown
+from privmarket_studies.what_money_buys import cells as study
+from privmarket_studies.what_money_buys import noise, page, runs
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _coarse():
+    """Two penalties, two folds and one world instead of many: choices are quick, and as much choices as before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_own_records, "_PENALTIES", (1e-2, 1e-1))
+        patch.setattr(_own_records, "_FOLDS", 2)
+        patch.setattr(runs, "WORLDS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A market of few rounds on scikit-learn's digits."""
+    return replace(study.DIGITS, rounds=(ROUNDS,))
+
+
+@pytest.fixture(scope="module")
+def bought(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("money") / "scratch" / "cell"
+    return {trust: runs.run(small.capped(1.0, trust=trust), 1, folder) for trust in ("aggregate", "local")}
+
+
+def test_a_gain_is_over_the_best_model_of_the_own_records(bought):
+    for result in bought.values():
+        assert result["before"] == max(result["before_tried"].values())
+        assert result["gain"] == pytest.approx(result["score"] - result["before"])
+
+
+def test_epsilon_grows_with_the_number_that_collude(bought):
+    epsilon = bought["aggregate"]["epsilon"]
+    assert epsilon["1"] < epsilon["0.667"] < epsilon["0.5"] < epsilon["collude"]
+    assert epsilon["0.667"] <= 1.0
+    assert len(set(bought["local"]["epsilon"].values())) == 1
+
+
+def test_epsilon_at_other_shares_is_that_of_less_noise(bought):
+    """Half instead of two thirds of 20 honest: 10 instead of 14 parts of the noise, by the exact Gaussian curve."""
+    epsilon = bought["aggregate"]["epsilon"]
+    expected = float(epsilon_of(mu_of(epsilon["0.667"], 1e-5) * math.sqrt(14 / 10), 1e-5))
+    # The accountant is an upper bound of a few per cent.
+    assert epsilon["0.5"] == pytest.approx(expected, rel=0.05)
+
+
+def test_sellers_who_price_the_worst_case_cost_more(bought):
+    assert bought["aggregate"]["spent_if_worst_case"] > 2 * bought["aggregate"]["spent"]
+    assert bought["local"]["spent_if_worst_case"] == bought["local"]["spent"]
+
+
+def test_private_and_test_records_choose_nothing(small, tmp_path):
+    """The same choice from a task whose private and test labels are shuffled; public ones do make a difference."""
+    config = small.capped(1.0)
+    task = runs.task_of(config, runs.SEARCH_SEED)
+    rng = np.random.default_rng(0)
+
+    def shuffled(records):
+        return replace(records, labels=rng.permutation(records.labels))
+
+    def choice(of):
+        runs._LAST_WORLDS.clear()
+        found = runs.choose(config, of, tmp_path)
+        return found.training, found.statistics, found.tried
+
+    usual = choice(task)
+    assert choice(task.replace(private=shuffled(task.private), test=shuffled(task.test))) == usual
+    assert choice(task.replace(public=shuffled(task.public))) != usual
+
+
+@pytest.mark.parametrize(
+    ("points", "money"),
+    [
+        ([(1.0, 0.1), (10.0, 0.3), (100.0, 0.7)], math.sqrt(1000.0)),
+        ([(5.0, 0.6), (50.0, 0.9)], 5.0),
+        ([(5.0, 0.1), (50.0, 0.4)], None),
+        ([], None),
+    ],
+)
+def test_money_is_read_between_points_on_a_logarithmic_scale(points, money):
+    found = runs.money_that_buys(0.5, points)
+    assert found == (None if money is None else pytest.approx(money))
+
+
+def test_the_page_says_what_is_not_computed(bought):
+    cell = Cell(study.KIND, study.DIGITS.capped(1.0), 1)
+    record = Record(cell, cell.depends_on, bought["aggregate"], None, 1.0, {})
+    text = markdown(page.render(Results([record])))
+    assert "(one seed)" in text
+    assert NOT_COMPUTED in text
+    listed = {one.slot for one in study.cells(Scale(quick=True))}
+    assert f"Of {len(listed)} runs {len(listed) - 1} are not computed" in text
+
+
+def test_every_listed_run_has_a_seed_that_chose_nothing():
+    for scale in (Scale(), Scale(quick=True)):
+        assert all(cell.seed != runs.SEARCH_SEED for cell in study.cells(scale))
+
+
+def test_noise_is_that_of_the_closed_forms():
+    sold = np.full(9, 1.0)
+    mu = float(mu_of(1.0, 1e-5))
+    assert noise.local_noise(sold) == pytest.approx(1 / (3 * mu), rel=1e-3)
+    assert noise.aggregate_noise(sold) == pytest.approx(math.sqrt(9 / 6) / (9 * mu), rel=1e-3)
+
+
+def test_at_one_price_money_falls_by_about_the_root_of_the_honest_sellers():
+    """Small sales of equal size: μ grows in proportion to ε, so money and noise trade one for one."""
+    found = noise.run({"clients": 300, "money": 0.3, "scenario": "uniform"}, 1, None)
+    saved = found["local_ration"] / found["aggregate_at_local_price"]
+    sellers = 300 * found["local_price"]
+    assert 0.7 < saved / math.sqrt(2 / 3 * sellers) < 1.5
+    assert found["local"] < found["local_ration"], "the rule for local noise is cheaper than any ration"
+    assert noise.PRICES[0] < found["aggregate_price"] < noise.PRICES[-1]
+    assert noise.PRICES[0] < found["local_price"] < noise.PRICES[-1]
