@@ -66,7 +66,7 @@ def test_all_methods_and_mfglib_find_one_equilibrium():
 class TestSharedGame:
     """Our game in MFGLib's form, checked without MFGLib: its arrays are our own steps, written out."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def shared(self):
         game = DiscreteGame(Problem.from_scenario(), ExplicitUpwind(), Grid(16, 12, 12))
         return SharedGame(game, np.linspace(0.0, 0.6, 5))
