@@ -22,12 +22,12 @@ from privmarket.flower._seller import (
     MarketClientApp,
     OfferFunction,
     PerClient,
-    Purse,
     Seller,
     ShareTraining,
     TrainFunction,
     TrainMany,
     WalletChoice,
+    WalletOfClient,
     own_file,
     partition_name,
 )
@@ -133,8 +133,8 @@ def client_app(
     if noise_seed is not None:
         warnings.warn(SEEDED_WARNING, stacklevel=2)
     naming = name or partition_name
-    rules, purse = rules_and_wallet(policy, wallet, naming, secure_aggregation)
-    seller = Seller(train, offer, purse, spread, naming, broker, noise_seed, rules)
+    rules, wallet_of = rules_and_wallet(policy, wallet, naming, secure_aggregation)
+    seller = Seller(train, offer, wallet_of, spread, naming, broker, noise_seed, rules)
     seller.train_many = None if mods else train_many
     if secure_aggregation:
         seller.identity = identity
@@ -180,7 +180,7 @@ def rules_and_wallet(
     wallet: WalletChoice,
     name: Callable[[Context], str],
     secure_aggregation: bool = False,
-) -> tuple[SellerPolicy, Callable[[Context], Purse]]:
+) -> tuple[SellerPolicy, Callable[[Context], WalletOfClient]]:
     """A client's policy, and where its wallet is.
 
     Raises:
@@ -198,7 +198,7 @@ def rules_and_wallet(
     else:
         rules = policy if isinstance(policy, SellerPolicy) else SellerPolicy.read(policy)
 
-    def of_policy(context: Context) -> Purse:
+    def of_policy(context: Context) -> WalletOfClient:
         if not math.isfinite(rules.epsilon_lifetime):
             return UNLIMITED
         place = rules.wallet.replace("{client}", name(context))

@@ -22,7 +22,7 @@ from privmarket._lazy import late
 from privmarket._settings import TRUSTS, MarketPlan, TrainingPlan
 from privmarket.errors import ConfigurationError
 from privmarket.flower._client import client_app
-from privmarket.flower._seller import Job, MarketClientApp, Purse, partition_name
+from privmarket.flower._seller import Job, MarketClientApp, WalletOfClient, partition_name
 from privmarket.flower._server import MarketServerApp, server_app
 from privmarket.flower._wire import Arrays
 from privmarket.market._bids import Bids
@@ -85,7 +85,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
     if config.wallet is not None and wallet_folder is None:
         raise ConfigurationError("clients with wallets and no folder for them", "give wallet_folder")
 
-    def wallet(context: Context) -> Purse:
+    def wallet(context: Context) -> WalletOfClient:
         if wallet_folder is None:
             return UNLIMITED
         return _wallet_file(frozen, wallet_folder, partition_name(context))

@@ -85,7 +85,8 @@ def auctioneer_for(
 class GridMarket:
     """What a run on a grid carries from round to round besides the model.
 
-    Clients keep their own wallets; `purses` is the server's count of what they released, never less than what left.
+    Clients keep their own wallets; `wallets` is the server's count of what they released: never less than what
+    left.
 
     Attributes:
         run: the run's name.
@@ -103,7 +104,7 @@ class GridMarket:
     auctioneer: Auctioneer
     fleet: Fleet
     run: str
-    purses: ReleaseBook = field(default_factory=ReleaseBook)
+    wallets: ReleaseBook = field(default_factory=ReleaseBook)
     records: list[RoundRecord] = field(default_factory=list)
     declined: dict[str, str] = field(default_factory=dict)
     cohorts_of: dict[int, int] = field(default_factory=dict)
@@ -324,7 +325,7 @@ class GridMarket:
             json.loads(json.dumps(self.settings.to_json())),
             tuple(self.records),
             arrays,
-            self.purses.sales(),
+            self.wallets.sales(),
             dict(self.fleet.receipts),
             self._declared,
             dict(self.cohorts_of),
@@ -334,7 +335,7 @@ class GridMarket:
         """Takes up the rounds that a stopped run left."""
         self.records = list(left.records)
         for sale, events in left.releases:
-            self.purses.reserve(sale, events)
+            self.wallets.reserve(sale, events)
         self.fleet.late_receipts = dict(left.receipts)
         self._declared = left.declared
         self.cohorts_of = dict(left.cohorts)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
@@ -25,6 +23,7 @@ from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from privmarket._lazy import late
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.flower import _wire as wire
+from privmarket.flower._guard_open import open_reply
 from privmarket.flower._seller import Job, event_of
 from privmarket.flower._wire import Arrays, Sale
 from privmarket.privacy._calibration import ReleaseFamily
@@ -416,30 +415,3 @@ def _require_room(wallet: OpenWallet, charges: Sequence[Charge]) -> None:
                 f"ε = {one.epsilon:g} does not fit: {wallet.remaining_share:.1%} of the wallet is left",
                 "this site takes part no more; a new lifetime needs new records",
             ) from error
-
-
-class OpenReply(Protocol):
-    """What `train_privately` needs of a guarded reply."""
-
-    def train(
-        self, module: nn.Module, inputs: Column, labels: Column, loss: Loss | None, persons: Column | None
-    ) -> None:
-        """Trains for the reply; see `GuardedReply.train`."""
-
-
-_OPEN: ContextVar[OpenReply | None] = ContextVar("privmarket-guarded-reply", default=None)
-
-
-def open_reply() -> OpenReply | None:
-    """The guarded reply that this thread's app is called for; None without a guard."""
-    return _OPEN.get()
-
-
-@contextmanager
-def opened(reply: OpenReply) -> Iterator[None]:
-    """Inside the block `open_reply` finds this reply, in this thread."""
-    token = _OPEN.set(reply)
-    try:
-        yield
-    finally:
-        _OPEN.reset(token)

@@ -80,10 +80,10 @@ class WalletMod:
             raise UnknownNameError.among("noise", noise, NOISE)
         require_maker("WalletMod", "model", model)
         offer = fixed_offer(valuation, most_epsilon(epsilon, wallet, policy), data_size)
-        rules, purse = rules_and_wallet(policy, wallet, name)
+        rules, wallet_of = rules_and_wallet(policy, wallet, name)
         if noise == "update":  # noise on a whole update is one full release, whatever schedules are known
             rules = replace(rules, schedules=((1.0, 1),))
-        self.seller = Seller(_AppTraining(model), offer, purse, spread, name, None, None, rules)
+        self.seller = Seller(_AppTraining(model), offer, wallet_of, spread, name, None, None, rules)
         self.noise, self.allow, self.metric, self._size = noise, frozenset(allow), metric, data_size
 
     def answer_bids(self, app: ClientApp) -> None:

@@ -45,8 +45,8 @@ _PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
 PerClient = float | Callable[[Context], float]
-Purse = WalletFile | Literal["unlimited"]
-WalletChoice = Purse | float | Callable[[Context], Purse] | None
+WalletOfClient = WalletFile | Literal["unlimited"]
+WalletChoice = WalletOfClient | float | Callable[[Context], WalletOfClient] | None
 
 WALLETS_KEY = "wallets"  # in a node's configuration: the folder of its wallet
 WALLETS_VARIABLE = "PRIVMARKET_WALLETS"  # in the environment of the process in which a node's app runs
@@ -127,7 +127,7 @@ class Seller:
 
     train: TrainFunction
     offer: OfferFunction
-    wallet: Callable[[Context], Purse]
+    wallet: Callable[[Context], WalletOfClient]
     spread: bool
     name: Callable[[Context], str]
     broker: Callable[[Context], BrokerClient] | None

@@ -242,7 +242,7 @@ class MarketRun:
             self.settings,
             tuple(market.records),
             self.model_weights(),
-            market.purses.releases(),
+            market.wallets.releases(),
             tuple(self.fleet.waited_seconds),
             time.perf_counter() - self._began,
             market.declined,
@@ -288,7 +288,7 @@ class MarketRun:
         """One round: auction, training, settlement, and the model moved by what was bought."""
         market, settings, started = self.market, self.settings, time.perf_counter()
         terms = market.pacing.terms(market.records)
-        played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.purses)
+        played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.wallets)
         if delivered.update is not None:
             self.state = self.state.moved(delivered.update, settings, number / settings.rounds)
         closed = market.close(played, record)

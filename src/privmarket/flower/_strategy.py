@@ -284,7 +284,7 @@ class AuctionStrategy(Strategy):
             self.settings,
             records,
             arrays_of(final),
-            run.purses.releases(),
+            run.wallets.releases(),
             tuple(run.fleet.waited_seconds),
             time.perf_counter() - self._started,
             run.declined,
@@ -303,7 +303,7 @@ class AuctionStrategy(Strategy):
         number = server_round + self._before
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(number, arrays, config, grid)}
         run.fleet.chosen = picked.keys()
-        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
+        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.wallets)
         if self.settings.trust == "aggregate":
             # The protocol has several exchanges of its own; the strategy has nothing left to send.
             self._open = market, {}, arrays
@@ -328,7 +328,7 @@ class AuctionStrategy(Strategy):
             shapes = {name: tuple(array.shape) for name, array in arrays.items()}
             counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
             deliveries = run.fleet.take(sales, received, None, shapes, counters)
-        settled = settle_round(market, Delivered(deliveries), self.auctioneer, run.purses)
+        settled = settle_round(market, Delivered(deliveries), self.auctioneer, run.wallets)
         assert settled.record is not None
         run.close(market, settled.record)
         if self._sum is None:
