@@ -21,9 +21,9 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from privmarket import _svg as charts
 from privmarket._files import write_atomically
 from privmarket.cli._options import note
-from privmarket.reports import _run_charts as charts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket._counted import counted
+from privmarket._figures import colour, new_figure, own_look
 from privmarket._files import write_atomically
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
@@ -30,7 +31,6 @@ from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import Objective
 from privmarket.market._objectives import objective as named_objective
 from privmarket.mechanisms import Rule, mechanism_names, resolve
-from privmarket.reports._palette import colour, new_figure, own_look
 
 if TYPE_CHECKING:
     import pandas

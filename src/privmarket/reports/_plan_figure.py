@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privmarket import _svg as charts
 from privmarket._counted import counted
+from privmarket._figures import new_figure
 from privmarket._files import write_atomically
+from privmarket._svg import Line
 from privmarket.errors import ConfigurationError
-from privmarket.reports import _run_charts as charts
-from privmarket.reports._palette import new_figure
-from privmarket.reports._run_charts import Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
