@@ -361,7 +361,7 @@ def _line(frame: _Frame, line: Line, y_text: Callable[[float], str]) -> str:
     measured = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
     if not measured:
         return ""
-    points = []
+    points: list[tuple[float, float]] = []
     for x, y in measured:
         if line.stairs and points:
             points.append((frame.x(x), points[-1][1]))

@@ -1,6 +1,6 @@
 """The command line: a thin shell over the library.
 
-Each command lives in its own module, which is loaded when the command is typed (`command_table`), so that
+Each command lives in its own module, which is loaded when the command is typed (`cli._commands`), so that
 `privmarket --help` and `privmarket auction` start quickly and without torch. Data goes to stdout, everything else
 to stderr.
 """
@@ -23,9 +23,7 @@ import typer
 
 from privmarket import __version__
 from privmarket._lazy import explain
-from privmarket.cli._command_table import CommandTable
-from privmarket.cli._config_file import defaults_from
-from privmarket.cli._extensions import add_commands
+from privmarket.cli._commands import CommandTable, add_commands, defaults_from
 from privmarket.errors import PrivmarketError
 
 STOPPED = 130

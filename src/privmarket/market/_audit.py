@@ -313,10 +313,10 @@ def _figure(report: AuditReport, width: float) -> Figure:
     gains.set_xlabel("gain over mean pay:\nlargest (bar), mean (line, 95 %)", fontsize=8)
     gains.set_ylabel("misreports of", fontsize=8)
     shares = list(range(1, len(report.quintiles) + 1))
-    for at, row in zip(shares, report.quintiles, strict=True):
-        fifths.bar(at - 0.2, row.mean_epsilon, 0.38, color="#0072B2", label="ε sold" if at == 1 else None)
-        fifths.bar(at + 0.2, row.mean_payment, 0.38, color="#009E73", label="pay" if at == 1 else None)
-    fifths.set_xticks(shares, [f"≤ {row.highest_valuation:.2g}" for row in report.quintiles])
+    for at, fifth in zip(shares, report.quintiles, strict=True):
+        fifths.bar(at - 0.2, fifth.mean_epsilon, 0.38, color="#0072B2", label="ε sold" if at == 1 else None)
+        fifths.bar(at + 0.2, fifth.mean_payment, 0.38, color="#009E73", label="pay" if at == 1 else None)
+    fifths.set_xticks(shares, [f"≤ {fifth.highest_valuation:.2g}" for fifth in report.quintiles])
     fifths.set_xlabel("valuation, a fifth of the clients each", fontsize=8)
     fifths.set_ylabel("mean per client", fontsize=8)
     fifths.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)

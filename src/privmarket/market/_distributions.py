@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -225,7 +225,7 @@ class SampledDistribution(Distribution):
         """
         count = int(np.prod(markets))
         drawn = [self._market(rng, clients) for _ in range(count)]
-        fields = {}
+        fields: dict[str, Any] = {}
         for name in ("valuation", "epsilon", "data_size", "accuracy"):
             columns = [getattr(one, name) for one in drawn]
             if all(column is not None for column in columns):

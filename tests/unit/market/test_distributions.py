@@ -121,7 +121,7 @@ def test_an_own_object_is_sampled_market_by_market(rng):
 
 
 def test_where_the_offer_tells_the_cost_the_bound_is_the_first_best():
-    """Half offer 1 and ask 0.1, half offer 2 and ask 0.5: 0.3 per client buys all of the first, half of the others."""
+    """Half offer 1 and ask 0.1, half offer 2 and ask 0.5: 0.3 each buys all of the first, half of the others."""
 
     class TwoKinds:
         def sample(self, rng, clients):
