@@ -98,7 +98,9 @@ class _Frame:
     def x(self, value: float) -> float:
         low, high = self.x_range
         if self.x_log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
+            low = math.log(low)
+            high = math.log(high)
+            value = math.log(value)
         return self.left + (value - low) / ((high - low) or 1.0) * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
@@ -279,7 +281,8 @@ def heat_map(
             if step > 12 or i % 5 == 0:
                 parts.append(_text(left - 8, y + min(step, 18.0) - 5, name, "end"))
             for start, end, value in _stretches(row):
-                x, past = frame.x(columns[start] - 0.5), frame.x(columns[end] + 0.5)
+                x = frame.x(columns[start] - 0.5)
+                past = frame.x(columns[end] + 0.5)
                 when = f"{columns[start]}" if start == end else f"{columns[start]}–{columns[end]}"
                 tip = f"{name}, {x_title} {when}: {what} {value:.2f}"
                 parts.append(_rect(x, y + 0.5, past - x, step - 1, _shade(value / most), tip))
@@ -309,7 +312,8 @@ def _stretches(row: Sequence[float]) -> list[tuple[int, int, float]]:
 
 def _shade(share: float) -> str:
     """A colour between pale and full orange, for a share from 0 to 1."""
-    pale, full = (253, 227, 207), (213, 94, 0)
+    pale = (253, 227, 207)
+    full = (213, 94, 0)
     mixed = (round(p + (f - p) * min(max(share, 0.0), 1.0)) for p, f in zip(pale, full, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
@@ -345,7 +349,8 @@ def _ends(frame: _Frame, names: tuple[str, str]) -> str:
 
 
 def _upright(frame: _Frame, tick: float, label: str) -> str:
-    x, foot = frame.x(tick), frame.height - frame.bottom
+    x = frame.x(tick)
+    foot = frame.height - frame.bottom
     return _stroke("grid", x, frame.top, x, foot) + _text(x, foot + 17, label, "middle")
 
 

@@ -119,7 +119,8 @@ def _forget_unwritten_output() -> None:
 
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
-    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
+    sys.stdout = _writable(sys.stdout)
+    sys.stderr = _writable(sys.stderr)
     warnings.showwarning = _warn
     # More OpenMP threads than free cores make an audit of a network several times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

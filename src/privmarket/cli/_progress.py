@@ -300,7 +300,8 @@ def sparkline(values: Sequence[float | None], width: int = _SPARK_WIDTH) -> str:
     means = [
         sum(part) / len(part) for at in range(0, len(measured), together) if (part := measured[at : at + together])
     ]
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    low = min(means, default=0.0)
+    high = max(means, default=0.0)
     top = len(_BLOCKS) - 1
     return "".join(
         _BLOCKS[round(top * (value - low) / (high - low))] if high > low else _BLOCKS[0] for value in means

@@ -215,7 +215,8 @@ class AscentAttack:
 
     def _start(self, types: Bids, rng: np.random.Generator, *, near_truth: bool) -> _Start:
         top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
-        x, y = types.valuation / top, np.ones(types.shape)
+        x = types.valuation / top
+        y = np.ones(types.shape)
         if near_truth:
             x = x + rng.normal(0.0, 0.1, types.shape) * self.over_valuation
             y = y - np.abs(rng.normal(0.0, 0.1, types.shape)) * self.over_epsilon
@@ -232,7 +233,8 @@ class AscentAttack:
     def _climb(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, start: _Start) -> Iterator[Regret]:
         """Yields the reports along one path, with the utility that each gives in place of the gain."""
         top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
-        x, y = start.x, start.y
+        x = start.x
+        y = start.y
 
         def evaluate(x: Array, y: Array) -> tuple[Bids, Array]:
             report = types.replace(
@@ -245,12 +247,14 @@ class AscentAttack:
             report, here = evaluate(x, y)
             yield Regret(here, report.valuation, report.epsilon)
             probe = 0.1 * width
-            x_next, y_next = x, y
+            x_next = x
+            y_next = y
             if self.over_valuation:
                 x_next = np.clip(x + width * _uphill(here, evaluate(x + probe, y)[1], x_coin), 0.0, 1.0)
             if self.over_epsilon:
                 y_next = np.clip(y - width * _uphill(here, evaluate(x, y - probe)[1], y_coin), _LEAST_SHARE, 1.0)
-            x, y = x_next, y_next
+            x = x_next
+            y = y_next
             width *= 0.85
 
 

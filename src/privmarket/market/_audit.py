@@ -549,7 +549,8 @@ def _quintiles(types: Bids, outcome: Outcome) -> tuple[QuintileRow, ...]:
     order = np.argsort(types.valuation, axis=None, kind="stable")
     rows = []
     for part in np.array_split(order, min(5, order.size)):
-        sold, paid = outcome.epsilon.ravel()[part], outcome.payment.ravel()[part]
+        sold = outcome.epsilon.ravel()[part]
+        paid = outcome.payment.ravel()[part]
         rows.append(
             QuintileRow(
                 highest_valuation=float(types.valuation.ravel()[part].max()),

@@ -91,7 +91,8 @@ class IndependentDistribution(Distribution):
             # Quantile functions may be infinite at 0 and 1.
             return np.clip(rng.random(shape), 1e-12, 1 - 1e-12)
 
-        valuation, epsilon = self.valuation(draw()), self.epsilon(draw())
+        valuation = self.valuation(draw())
+        epsilon = self.epsilon(draw())
         return Bids(valuation, epsilon, None if self.data_size is None else self.data_size(draw()))
 
 
