@@ -14,6 +14,7 @@ from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib import figure as drawing
+    from matplotlib.figure import Figure as Figure
 else:
     drawing = late("matplotlib.figure")
 
@@ -61,12 +62,12 @@ def own_look(rule: str, number: int) -> dict[str, Any]:
     return look
 
 
-def new_figure(width: float = 7.0, height: float = 4.2) -> drawing.Figure:
+def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
     """An empty matplotlib figure of this size in inches; no display is needed."""
     return drawing.Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def write(figure: drawing.Figure, path: str | Path) -> Path:
+def write(figure: Figure, path: str | Path) -> Path:
     """Writes the figure to `path` as PNG, SVG or PDF, by its ending; makes the folder where it is missing.
 
     Raises:
@@ -81,6 +82,6 @@ def write(figure: drawing.Figure, path: str | Path) -> Path:
     return place
 
 
-def save(figure: drawing.Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
     """Writes the figure to `stem.png` and so on, one file per format; returns their paths."""
     return [write(figure, stem.with_suffix(f".{kind}")) for kind in formats]

@@ -43,7 +43,8 @@ from privmarket.market._randomised import ExpectedGain, FixedCoins, RandomisedMe
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
+
+    from privmarket._figures import Figure
 else:
     pandas = late("pandas")
 

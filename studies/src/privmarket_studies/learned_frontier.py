@@ -22,7 +22,6 @@ from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._measure import CaseRow, measure
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
 from privmarket.mechanisms.learned._session import run_recipe
-from privmarket._figures import colour, new_figure, save
 
 MULTIPLIERS = (2.0, 10.0, 50.0)
 

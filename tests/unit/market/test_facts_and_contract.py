@@ -137,5 +137,5 @@ def test_one_bad_budget_among_good_ones_is_refused(budget):
 
 
 def test_what_is_no_bids_is_refused_with_what_to_give():
-    with pytest.raises(BidError, match=r"pac: bids is a list \(give privmarket.Bids\(valuation"):
+    with pytest.raises(BidError, match=r"pac: the bids are a list, not Bids \(give privmarket.Bids\(valuation"):
         pm.mechanism("pac").run([[0.1, 1]], 1.0)
