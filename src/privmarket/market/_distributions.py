@@ -354,7 +354,7 @@ def distribution(source: Source, *, independent: bool = False, epsilon_max: floa
     >>> from scipy import stats
     >>> offers = distribution((stats.lognorm(0.5), stats.uniform(0.1, 4.9)))
     >>> offers.sample(np.random.default_rng(0), clients=3)
-    Bids(3 clients: valuation 0.4211…1.174, epsilon 0.181…4.572)
+    Bids(3 clients: valuation 0.4191…1.191, epsilon 0.181…4.573)
     """
     if isinstance(source, Distribution):
         if independent and isinstance(source, EmpiricalDistribution):
