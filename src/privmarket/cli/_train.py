@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 import typer
 
 from privmarket._counted import counted
-from privmarket._figures import new_figure, save
 from privmarket._files import check_writable
 from privmarket._lazy import late, require
 from privmarket._settings import HETEROGENEITY, KAPPA
