@@ -83,7 +83,8 @@ def check_settings(record: DataclassInstance) -> None:
         UnknownNameError: a name is not among the choices.
     """
     for one in fields(record):
-        value, limit = getattr(record, one.name), one.metadata
+        value = getattr(record, one.name)
+        limit = one.metadata
         if value is None or not limit:
             continue
         if limit["choices"] and value not in limit["choices"]:

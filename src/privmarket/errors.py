@@ -1,6 +1,7 @@
-"""The one family of errors: each says what was wrong, where it stood, and what to do.
+"""Errors that a user can mend. Each says what was wrong, where it stood, and what to do.
 
-The command line turns them into one line and an exit code, the HTTP API into one JSON shape.
+The command line turns them into one line and an exit code, the HTTP API into one JSON shape. Those about a wrong
+value are also `ValueError`s, so that code which does not know this package can catch them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class PrivmarketError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
-class BidError(PrivmarketError):
+class BidError(PrivmarketError, ValueError):
     """A bid, or a file of bids, that no auction can be run on."""
 
     code = "bad-bid"
 
 
-class ConfigurationError(PrivmarketError):
+class ConfigurationError(PrivmarketError, ValueError):
     """A setting that does not exist, or a value that a setting cannot take."""
 
     code = "bad-configuration"
@@ -65,7 +66,7 @@ class WriteError(PrivmarketError):
     code = "cannot-write"
 
 
-class OutcomeError(PrivmarketError):
+class OutcomeError(PrivmarketError, ValueError):
     """What an auction rule returned is no outcome of the bids that it was given."""
 
     code = "bad-outcome"

@@ -1,6 +1,6 @@
 """The command line: a thin shell over the library.
 
-Each command lives in its own module, which is loaded when the command is typed (`command_table`), so that
+Each command lives in its own module, which is loaded when the command is typed (`cli._commands`), so that
 `privmarket --help` and `privmarket auction` start quickly and without torch. Data goes to stdout, everything else
 to stderr.
 """
@@ -23,9 +23,7 @@ import typer
 
 from privmarket import __version__
 from privmarket._lazy import explain
-from privmarket.cli._command_table import CommandTable
-from privmarket.cli._config_file import defaults_from
-from privmarket.cli._extensions import add_commands
+from privmarket.cli._commands import CommandTable, add_commands, defaults_from
 from privmarket.errors import PrivmarketError
 
 STOPPED = 130
@@ -121,7 +119,8 @@ def _forget_unwritten_output() -> None:
 
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
-    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
+    sys.stdout = _writable(sys.stdout)
+    sys.stderr = _writable(sys.stderr)
     warnings.showwarning = _warn
     # More OpenMP threads than free cores make an audit of a network several times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

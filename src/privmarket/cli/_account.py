@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from privmarket._counted import counted
+from privmarket._figures import new_figure
 from privmarket._files import check_writable
 from privmarket._lazy import require
 from privmarket._settings import DELTA
@@ -24,7 +25,6 @@ from privmarket.privacy._statement import (
     running_epsilon,
     statement,
 )
-from privmarket.reports._palette import new_figure
 
 
 def account(

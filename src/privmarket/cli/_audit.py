@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._files import check_writable
+from privmarket._files import check_writable, write_atomically
 from privmarket._lazy import require
 from privmarket.cli._options import (
     Budget,
@@ -27,7 +27,7 @@ from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.market._attacks import LEVELS
 from privmarket.market._audit import AuditReport, RegretSummary
 from privmarket.market._distributions import Distribution, EmpiricalDistribution, independence_test
-from privmarket.market._distributions import scenario as distribution_called
+from privmarket.market._distributions import distribution as distribution_called
 from privmarket.market._facts import MarketFacts
 from privmarket.mechanisms import resolve
 from privmarket.reports._comparison import LEGEND, Comparison, compare
@@ -68,10 +68,14 @@ def audit(
     certify: Annotated[
         bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
     ] = False,
+    coins: Annotated[int, typer.Option(min=1, help="Throws of the coins, for a rule that throws some.")] = 20,
     independent: Annotated[
         bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
     ] = False,
     settings: Settings = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Also write the report as a page, with witnesses.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the figure of `--mechanism all`.")] = Path("out"),
     seed: Seed = 0,
     json: Json = False,
@@ -101,7 +105,10 @@ def audit(
         raise ConfigurationError(
             f"coalitions of {coalition} among {clients} clients", f"give --coalition at most {clients}"
         )
+    check_writable(html, "--html")
     if mechanism == "all":
+        if html is not None:
+            raise ConfigurationError("--html with --mechanism all", "give one rule")
         check_writable(out / "auction-comparison.png")
         _compare_all(distribution, clients, budget, profiles, seed, out, json, exact)
         return
@@ -119,8 +126,12 @@ def audit(
             coalition=coalition,
             exact=exact,
             certify=certify,
+            coins=coins,
             progress=bar.show,
         )
+    if html is not None:
+        write_atomically(html, report.to_html())
+        note(f"written: {html}")
     if json:
         print_json(report.to_dict())
     else:

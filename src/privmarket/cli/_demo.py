@@ -11,8 +11,8 @@ from rich.table import Table
 from privmarket._files import check_writable
 from privmarket._lazy import late, require
 from privmarket.cli._federate import LiveRounds, clients_table
-from privmarket.cli._live import Watch
 from privmarket.cli._options import Seed, note, print_table
+from privmarket.cli._progress import Watch
 
 if TYPE_CHECKING:
     from privmarket.reports import _federated_demo as federated_demo

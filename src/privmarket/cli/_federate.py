@@ -20,7 +20,6 @@ from privmarket._counted import counted
 from privmarket._files import check_writable, write_atomically
 from privmarket._lazy import late, require
 from privmarket.cli._attack import show_attacks
-from privmarket.cli._live import Curve, LiveView, Watch
 from privmarket.cli._options import (
     Json,
     note,
@@ -29,7 +28,7 @@ from privmarket.cli._options import (
     print_table,
     takes_settings,
 )
-from privmarket.cli._progress import WorkBar
+from privmarket.cli._progress import Curve, LiveView, Watch, WorkBar
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts

@@ -49,7 +49,8 @@ def takes_settings(
 
     The command is called with what was typed as one dictionary, its argument `into`.
     """
-    hints, declared = get_type_hints(record), {one.name: one for one in fields(record)}
+    hints = get_type_hints(record)
+    declared = {one.name: one for one in fields(record)}
     options = [
         Parameter(
             name,
@@ -68,7 +69,9 @@ def takes_settings(
             given[into] = {name: given.pop(name) for name in names}
             command(**given)
 
-        run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+        run.__name__ = command.__name__
+        run.__doc__ = command.__doc__
+        run.__module__ = command.__module__
         run.__signature__ = Signature(every)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in every}
         return run

@@ -13,8 +13,8 @@ from privmarket._counted import counted
 from privmarket._files import check_writable
 from privmarket._lazy import late, require
 from privmarket._settings import HETEROGENEITY, KAPPA
-from privmarket.cli._live import Curve, LiveView, Watch
 from privmarket.cli._options import Json, Seed, note, parse_settings, print_json
+from privmarket.cli._progress import Curve, LiveView, Watch
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import QUICK
 from privmarket.market._distributions import Distribution

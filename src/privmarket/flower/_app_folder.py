@@ -247,6 +247,8 @@ def _component(folder: Path, kind: str, reference: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there and misses another
         raise ConfigurationError(f"{where}: no module {error.name!r} in {folder}", "check the name") from error
+    except PrivmarketError:
+        raise  # the app's own error
     except ValueError as error:
         raise ConfigurationError(f"{where} names no module", 'write "module:app"') from error
     found = getattr(imported, name, None)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
-from privmarket.market._mechanism import Mechanism
+from privmarket.market._mechanism import CoalitionWitness, Mechanism
 
 # Offers below this share of the cap are not searched: they sell next to nothing.
 _LEAST_SHARE = 1e-3
@@ -215,7 +215,8 @@ class AscentAttack:
 
     def _start(self, types: Bids, rng: np.random.Generator, *, near_truth: bool) -> _Start:
         top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
-        x, y = types.valuation / top, np.ones(types.shape)
+        x = types.valuation / top
+        y = np.ones(types.shape)
         if near_truth:
             x = x + rng.normal(0.0, 0.1, types.shape) * self.over_valuation
             y = y - np.abs(rng.normal(0.0, 0.1, types.shape)) * self.over_epsilon
@@ -232,7 +233,8 @@ class AscentAttack:
     def _climb(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, start: _Start) -> Iterator[Regret]:
         """Yields the reports along one path, with the utility that each gives in place of the gain."""
         top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
-        x, y = start.x, start.y
+        x = start.x
+        y = start.y
 
         def evaluate(x: Array, y: Array) -> tuple[Bids, Array]:
             report = types.replace(
@@ -245,12 +247,14 @@ class AscentAttack:
             report, here = evaluate(x, y)
             yield Regret(here, report.valuation, report.epsilon)
             probe = 0.1 * width
-            x_next, y_next = x, y
+            x_next = x
+            y_next = y
             if self.over_valuation:
                 x_next = np.clip(x + width * _uphill(here, evaluate(x + probe, y)[1], x_coin), 0.0, 1.0)
             if self.over_epsilon:
                 y_next = np.clip(y - width * _uphill(here, evaluate(x, y - probe)[1], y_coin), _LEAST_SHARE, 1.0)
-            x, y = x_next, y_next
+            x = x_next
+            y = y_next
             width *= 0.85
 
 
@@ -368,17 +372,38 @@ class Collusion:
         members: (markets, coalitions, size) client numbers.
         gain: (markets, coalitions) utility of all members together above what the truth gives them, ≥ 0.
         truthful_pay: (markets, coalitions) what the members are paid when everybody is truthful.
+        valuation, epsilon: (markets, coalitions, size) what the members report to gain that.
     """
 
     members: NDArray[np.intp]
     gain: Array
     truthful_pay: Array
+    valuation: Array
+    epsilon: Array
 
     @property
     def share(self) -> float:
         """Mean gain over mean truthful pay of the coalitions; 0 where nobody gains, infinite without any pay."""
-        gain, paid = float(self.gain.mean()), float(self.truthful_pay.mean())
-        return 0.0 if gain == 0.0 else gain / paid if paid > 0 else np.inf
+        gain = float(self.gain.mean())
+        paid = float(self.truthful_pay.mean())
+        if gain == 0.0:
+            return 0.0
+        return gain / paid if paid > 0 else np.inf
+
+    def witness(self, types: Bids) -> CoalitionWitness:
+        """The coalition that gains most, among the clients of `types`, (markets, clients) or (clients,)."""
+        market, coalition = (int(i) for i in np.unravel_index(int(np.argmax(self.gain)), self.gain.shape))
+        members = self.members[market, coalition]
+        truth = types if len(types.shape) == 1 else types[market]
+        return CoalitionWitness(
+            market=() if len(types.shape) == 1 else (market,),
+            clients=tuple(int(client) for client in members),
+            valuation=tuple(float(v) for v in truth.valuation[members]),
+            epsilon=tuple(float(e) for e in truth.epsilon[members]),
+            reported_valuation=tuple(float(v) for v in self.valuation[market, coalition]),
+            reported_epsilon=tuple(float(e) for e in self.epsilon[market, coalition]),
+            gain=float(self.gain[market, coalition]),
+        )
 
 
 @dataclass(frozen=True)
@@ -423,7 +448,8 @@ class CoalitionAttack:
 
         honest = mechanism.run(truth, money)
         base = np.where(inside, honest.utility(truth), 0.0).sum(axis=-1)
-        best, best_utility = truth, base
+        best = truth
+        best_utility = base
         for reports in (*self._plans(truth, inside), *self._withdrawals(truth, inside)):
             best, best_utility = _better(best, best_utility, reports, joint_utility(reports))
         for _ in range(self.steps):
@@ -431,13 +457,21 @@ class CoalitionAttack:
             best, best_utility = _better(best, best_utility, reports, joint_utility(reports))
         shape = members.shape[:2]
         pay = np.where(inside, honest.payment, 0.0).sum(axis=-1)
-        return Collusion(members, np.maximum(best_utility - base, 0.0).reshape(shape), pay.reshape(shape))
+        seats = members.reshape(len(pay), -1)
+        return Collusion(
+            members,
+            gain=np.maximum(best_utility - base, 0.0).reshape(shape),
+            truthful_pay=pay.reshape(shape),
+            valuation=np.take_along_axis(best.valuation, seats, axis=-1).reshape(members.shape),
+            epsilon=np.take_along_axis(best.epsilon, seats, axis=-1).reshape(members.shape),
+        )
 
     def _members(
         self, mechanism: Mechanism, markets: Bids, budget: ArrayLike, rng: np.random.Generator
     ) -> NDArray[np.intp]:
         """(markets, coalitions, size) the clients of each coalition."""
-        clients, size = markets.clients, min(self.size, markets.clients)
+        clients = markets.clients
+        size = min(self.size, clients)
         order = np.argsort(markets.valuation, axis=-1, kind="stable")
         sellers = np.count_nonzero(mechanism.run(markets, budget).epsilon > 0, axis=-1)
         chosen = []

@@ -1,14 +1,21 @@
-"""The audit: attack a mechanism on sampled markets and say what was found."""
+"""The audit: attack a mechanism on sampled markets, and say what was found and how far it is from the best.
+
+`judge` counts what outcomes break: who is underpaid, what is over budget, which gains are more than rounding.
+Audits, training, the reproduction of the paper and the figures that ship with weights all use its definitions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from privmarket._counted import counted
+from privmarket._figures import new_figure, write
 from privmarket._lazy import late
 from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError, OutcomeError
@@ -25,16 +32,31 @@ from privmarket.market._guarantees import (
     OutcomeGuarantee,
     Truthful,
     WithinOffer,
+    largest_misreport,
     promises_of,
     shortfall,
 )
-from privmarket.market._mechanism import Finding, Guarantee, Mechanism, Witness
+from privmarket.market._mechanism import CoalitionWitness, Finding, Guarantee, Mechanism, Witness
 from privmarket.market._objectives import TOTAL_EPSILON, Objective, TotalEpsilon
 from privmarket.market._outcome import Outcome
 from privmarket.market._randomised import ExpectedGain, FixedCoins, RandomisedMechanism, gain_in_expectation
 
+if TYPE_CHECKING:
+    import pandas
+
+    from privmarket._figures import Figure
+else:
+    pandas = late("pandas")
+
 special = late("scipy.special")
 
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>privmarket: audit of {title}</title>
+<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 24px auto; padding: 0 14px; }}
+table {{ border-collapse: collapse; margin: 18px 0; }}
+td, th {{ text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }}</style></head>
+<body>{body}</body></html>
+"""
 _VALUE_MARKETS = 200
 _VALUE_CELLS = 2_000_000
 
@@ -95,7 +117,7 @@ class QuintileRow:
     mean_payment: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport:
     """Everything `privmarket audit` says. Means are per market unless named otherwise.
 
@@ -163,13 +185,46 @@ class AuditReport:
     broken: tuple[str, ...]
 
     @property
-    def witnesses(self) -> dict[str, Witness]:
-        """For each promise that broke and has one, the client and report that show it."""
+    def witnesses(self) -> dict[str, Witness | CoalitionWitness]:
+        """For each promise that broke, the client (or the coalition) and the report that show it."""
         return {one.promise: one.witness for one in self.findings if one.witness is not None}
 
     def to_dict(self) -> dict[str, object]:
         """The report as JSON data."""
         return asdict(self)
+
+    def figures(self) -> dict[str, object]:
+        """Every figure by name, nested ones as `regret.mean` and so on; without fifths of clients and witnesses."""
+        row: dict[str, object] = {}
+        for name, value in self.to_dict().items():
+            if isinstance(value, dict):
+                row.update({f"{name}.{key}": figure for key, figure in value.items()})
+            elif name not in ("quintiles", "findings"):
+                row[name] = ", ".join(value) if isinstance(value, tuple | list) else value
+        return row
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row, one column per figure, indexed by the rule's name. Needs pandas."""
+        return pandas.DataFrame([self.figures()]).set_index("mechanism")
+
+    def plot(self, path: str | Path | None = None, *, width: float = 7.0) -> Figure:
+        """What misreports gain in each direction, and who sells; also written to `path` where given.
+
+        Args:
+            path: PNG, PDF or SVG, by its ending.
+            width: in inches; 3.4 is a column of most conferences. Needs matplotlib.
+        """
+        made = _figure(self, width)
+        if path is not None:
+            write(made, path)
+        return made
+
+    def __repr__(self) -> str:
+        kept = "no promise broken" if not self.broken else f"broken: {', '.join(self.broken)}"
+        return (
+            f"<AuditReport {self.mechanism} on {self.scenario}, {counted(self.clients, 'client')}, budget "
+            f"{self.budget:g}: {self.fluid_ratio:.3f} of the fluid bound, {kept}>"
+        )
 
     def __str__(self) -> str:
         gains = beyond_rounding(self.regret.maximum, self.budget)
@@ -188,7 +243,88 @@ class AuditReport:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        """The same as tables: figures, gains by direction, and each promise with its verdict and witness."""
+        facts = [
+            ("ε bought", f"{self.epsilon_bought:.4g}"),
+            ("spent", f"{self.spend:.4g}"),
+            ("over the fluid bound", f"{self.fluid_ratio:.3f}"),
+            ("underpaid", f"{self.rationality_violations:.2%} of clients"),
+            ("over budget", f"{self.budget_violations:.2%} of markets"),
+            ("beyond the offer", f"{self.offer_violations:.2%} of clients"),
+        ]
+        gains = [
+            (name, f"{summary.mean_share:.3%}", f"{summary.maximum_share:.3%}")
+            for name, summary in self.regrets.items()
+        ]
+        promises = [
+            (one.promise, "held" if one.held else "BROKEN", "" if one.witness is None else str(one.witness))
+            for one in self.findings
+        ]
+        title = (
+            f"{self.mechanism} on {self.scenario}: {counted(self.clients, 'client')}, budget {self.budget:g}, "
+            f"{counted(self.profiles, 'market')} attacked, seed {self.seed}"
+        )
+        gain_head = ("misreports of", "mean gain over mean pay", "largest")
+        return (
+            f"<h3>{escape(title)}</h3>{_html_table((), facts)}{_html_table(gain_head, gains)}"
+            f"{_html_table(('promise', 'verdict', 'witness'), promises)}"
+        )
+
+    def to_html(self) -> str:
+        """The report as one self-contained page."""
+        return _PAGE.format(title=escape(self.mechanism), body=self._repr_html_())
+
+    @property
+    def regrets(self) -> dict[str, RegretSummary]:
+        """What misreports gain, by direction."""
+        return {
+            "v and ε": self.regret,
+            "v alone": self.regret_in_valuation,
+            "ε, downwards": self.regret_in_epsilon,
+            "ε, upwards": self.regret_in_epsilon_up,
+        }
+
+
+def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{f'<tr>{top}</tr>' if head else ''}{body}</table>"
+
+
+def _figure(report: AuditReport, width: float) -> Figure:
+    """Two panels: the gains by direction on a logarithmic axis, and ε and pay by fifth of the clients."""
+    narrow = width < 5.0
+    made = new_figure(width, 4.6 if narrow else 2.6)
+    gains, fifths = made.subplots(2, 1) if narrow else made.subplots(1, 2)
+    floor = 1e-5
+    for row, summary in enumerate(report.regrets.values()):
+        if not beyond_rounding(summary.maximum, report.budget):
+            gains.text(floor * 1.3, row, "none found", va="center", fontsize=7)
+            continue
+        gains.barh(
+            row, max(summary.maximum_share - floor, floor), left=floor, height=0.6, color="#E69F00", alpha=0.6
+        )
+        low = max(summary.mean_share_low, floor)
+        high = max(summary.mean_share_high, floor)
+        gains.plot([low, high], [row, row], color="black", lw=2)
+    gains.set_yticks(range(len(report.regrets)), list(report.regrets))
+    gains.set_ylim(len(report.regrets) - 0.4, -0.6)
+    gains.set(xscale="log", xlim=(floor, max(10.0, 3 * report.regret.maximum_share)))
+    gains.set_xticks([1e-4, 1e-2, 1.0], ["0.01%", "1%", "100%"])
+    gains.set_xlabel("gain over mean pay:\nlargest (bar), mean (line, 95 %)", fontsize=8)
+    gains.set_ylabel("misreports of", fontsize=8)
+    shares = list(range(1, len(report.quintiles) + 1))
+    for at, fifth in zip(shares, report.quintiles, strict=True):
+        fifths.bar(at - 0.2, fifth.mean_epsilon, 0.38, color="#0072B2", label="ε sold" if at == 1 else None)
+        fifths.bar(at + 0.2, fifth.mean_payment, 0.38, color="#009E73", label="pay" if at == 1 else None)
+    fifths.set_xticks(shares, [f"≤ {fifth.highest_valuation:.2g}" for fifth in report.quintiles])
+    fifths.set_xlabel("valuation, a fifth of the clients each", fontsize=8)
+    fifths.set_ylabel("mean per client", fontsize=8)
+    fifths.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
+    for axes in (gains, fifths):
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    return made
 
 
 def audit(
@@ -207,9 +343,12 @@ def audit(
     coins: int = 20,
     progress: Callable[[int], None] = lambda done: None,
 ) -> AuditReport:
-    """Samples `profiles` markets from `distribution`, attacks each, and compares the outcome with the bounds.
+    """Samples markets from `distribution`, attacks them, and compares the outcomes with the bounds.
+
+    `privmarket.audit` is this function for rules and distributions in all their forms.
 
     Args:
+        profiles: markets to attack; value is averaged over more, because auctions are cheap and attacks are not.
         attack: a level of `attacks.LEVELS`, or one attack on (v, ε) beside which the strong attacks on v alone
             and on ε alone run.
         coalition: also search joint misreports of coalitions of so many clients.
@@ -411,7 +550,8 @@ def _quintiles(types: Bids, outcome: Outcome) -> tuple[QuintileRow, ...]:
     order = np.argsort(types.valuation, axis=None, kind="stable")
     rows = []
     for part in np.array_split(order, min(5, order.size)):
-        sold, paid = outcome.epsilon.ravel()[part], outcome.payment.ravel()[part]
+        sold = outcome.epsilon.ravel()[part]
+        paid = outcome.payment.ravel()[part]
         rows.append(
             QuintileRow(
                 highest_valuation=float(types.valuation.ravel()[part].max()),
@@ -443,10 +583,16 @@ def _findings(
             return promise.holds(types, outcome, budget)
         if isinstance(promise, Truthful):
             direction = "joint" if promise.in_ == "both" else promise.in_
-            return _worst_lie(promise, thrown, types, budget, found[direction])
+            index = _worst_market(found[direction])
+            finding = promise.judge(thrown[index % len(thrown)], types[index], budget, found[direction][index])
+            return _in_market(finding, index)
         if isinstance(promise, ApproximatelyTruthful):
             over = joint.mean_share - promise.max_regret
-            return Finding(promise.label, over <= 0, max(over, 0.0))
+            if over <= 0:
+                return Finding(promise.label, True, 0.0)
+            index = _worst_market(found["joint"])
+            worst = largest_misreport(thrown[index % len(thrown)], types[index], budget, found["joint"][index])
+            return _in_market(Finding(promise.label, False, over, worst), index)
         return promise.check(thrown[0], types[:1], budget, rng)
 
     findings = [judged(promise) for promise in promises_of(mechanism)]
@@ -458,12 +604,13 @@ def _findings(
     return tuple(findings)
 
 
-def _worst_lie(
-    promise: Truthful, thrown: list[Mechanism], types: Bids, budget: float, found: list[attacks.Regret]
-) -> Finding:
-    """The verdict over all attacked markets, with the witness of the worst one."""
-    index = int(np.argmax([regret.gain.max() for regret in found]))
-    finding = promise.judge(thrown[index % len(thrown)], types[index], budget, found[index])
+def _worst_market(found: list[attacks.Regret]) -> int:
+    """The attacked market in which a client gains most."""
+    return int(np.argmax([regret.gain.max() for regret in found]))
+
+
+def _in_market(finding: Finding, index: int) -> Finding:
+    """The finding with the number of its market in the witness."""
     if finding.witness is None:
         return finding
     return replace(finding, witness=replace(finding.witness, market=(index,)))

@@ -243,7 +243,8 @@ _RULES: dict[str, tuple[Callable[[Array], NDArray[np.bool_]], str, str]] = {
 
 
 def _span(array: Array) -> str:
-    low, high = float(array.min()), float(array.max())
+    low = float(array.min())
+    high = float(array.max())
     return f"{low:.4g}" if low == high else f"{low:.4g}…{high:.4g}"
 
 

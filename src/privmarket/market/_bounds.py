@@ -86,7 +86,8 @@ class SupplyCurve:
         """
         step = max(1, self.price.size // 8192)
         pick = np.unique(np.append(np.arange(0, self.price.size, step), self.price.size - 1))
-        spend, quantity = self.spend[pick], self.quantity[pick]
+        spend = self.spend[pick]
+        quantity = self.quantity[pick]
         return _concave_hull(np.append(0.0, spend), np.append(0.0, quantity))
 
 
@@ -99,7 +100,8 @@ def supply_curve(distribution: Distribution | Bids) -> SupplyCurve:
     else:
         rows = _rows(distribution)
         order = np.argsort(rows.valuation, kind="stable")
-        price, weight = rows.valuation[order], rows.epsilon[order] / rows.clients
+        price = rows.valuation[order]
+        weight = rows.epsilon[order] / rows.clients
     return SupplyCurve(price, np.cumsum(weight), np.cumsum(weight * price))
 
 
@@ -167,11 +169,14 @@ def _least_aggregation_error(types: Types, clients: int, budget: float, objectiv
     multipliers it separates by type, and each type's minimum has five candidates (see `_dual`). Every multiplier
     gives a valid bound; the best is searched by the ellipsoid method, the dual being concave in three variables.
     """
-    noise, bias, per_client = objective.kappa / clients, objective.heterogeneity**2, budget / clients
+    noise = objective.kappa / clients
+    bias = objective.heterogeneity**2
+    per_client = budget / clients
     full = float(noise * np.sum(types.probability / types.epsilon**2)) + 4 * bias
     # Scales at which the multipliers are of order one.
     scale = np.array([full / per_client, full, max(4 * bias, 1e-300)])
-    center, shape = np.array([0.5, 0.5, 0.5]), 4.0 * np.eye(3)
+    center = np.array([0.5, 0.5, 0.5])
+    shape = 4.0 * np.eye(3)
     best = 0.0
     for _ in range(250):
         value, gradient = _dual(types, center * scale, noise, bias, per_client)
@@ -179,7 +184,8 @@ def _least_aggregation_error(types: Types, clients: int, budget: float, objectiv
         if outside.any():
             gradient = np.where(outside, -np.sign(center), 0.0)
         else:
-            best, gradient = max(best, value), gradient * scale
+            best = max(best, value)
+            gradient = gradient * scale
         step = shape @ gradient
         norm = float(gradient @ step)
         if norm <= 1e-30:
@@ -198,8 +204,11 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     point, at 1, or at a stationary point of either side of the kink.
     """
     lam, mu, nu = (float(m) for m in multipliers)
-    lam, nu = max(lam, 1e-300), max(nu, 0.0)
-    unit_cost, epsilon, records = np.maximum(types.cost, 1e-12), types.epsilon, types.records
+    lam = max(lam, 1e-300)
+    nu = max(nu, 0.0)
+    unit_cost = np.maximum(types.cost, 1e-12)
+    epsilon = types.epsilon
+    records = types.records
     reach = np.sqrt(lam * unit_cost * epsilon**3 / (2 * noise))
     stationary = records * epsilon**2 / (2 * noise)
     a = np.stack(
@@ -216,7 +225,8 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     value = variance + records * (nu * np.abs(a - 1) - mu * (a - 1)) + lam * unit_cost * epsilon * g
     pick = np.argmin(value, axis=0)[None]
     a, g, value = (np.take_along_axis(x, pick, axis=0)[0] for x in (a, g, value))
-    p, weight = types.probability, types.probability * records
+    p = types.probability
+    weight = types.probability * records
     spread = nu / (2 * bias) if bias > 0 else 0.0
     dual = float(p @ value) - lam * budget - bias * spread**2
     gradient = np.array([p @ (unit_cost * epsilon * g) - budget, weight @ (1 - a), weight @ np.abs(a - 1) - spread])
@@ -333,7 +343,8 @@ def _groups(distribution: Distribution | Bids, rows: Bids) -> list[NDArray[np.in
 
 def _product(cost: Array, distribution: IndependentDistribution, epsilons: int = 16) -> Types:
     epsilon = distribution.epsilon((np.arange(epsilons) + 0.5) / epsilons)
-    records, share = np.ones(1), np.ones(1)
+    records = np.ones(1)
+    share = np.ones(1)
     if distribution.data_size is not None:
         sizes = distribution.data_size((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
         groups = np.split(sizes, [int(edge * _QUANTILES) for edge in _SIZE_GROUPS])
@@ -383,7 +394,8 @@ def _concave_hull(x: Array, y: Array) -> tuple[Array, Array]:
         while kept and x[kept[-1]] == x[i] and y[kept[-1]] <= y[i]:
             kept.pop()
         while len(kept) >= 2:
-            a, b = kept[-2], kept[-1]
+            a = kept[-2]
+            b = kept[-1]
             if (y[b] - y[a]) * (x[i] - x[a]) <= (y[i] - y[a]) * (x[b] - x[a]):
                 kept.pop()
             else:
@@ -484,7 +496,8 @@ class _Slices:
         # Exact: chords would take every client for a little weaker than it is.
         offers, place = np.unique(types.epsilon, return_inverse=True)
         cap = objective.mu(offers)[place]
-        low, high = mu[:-1], np.minimum(mu[1:], cap[:, None])
+        low = mu[:-1]
+        high = np.minimum(mu[1:], cap[:, None])
         mass = np.broadcast_to((types.records * types.probability)[:, None], high.shape)
         price = (types.cost * types.probability)[:, None] * slope
         kept = high > low
@@ -500,14 +513,16 @@ class _Slices:
     def least_bias(self, strength: float, money: float) -> float:
         """The least D at which `money` per client buys the mean strength X; 2 where it buys less."""
         ration = np.clip(strength, self.low, self.high)
-        below, above = ration - self.low, self.high - ration
+        below = ration - self.low
+        above = self.high - ration
         held = [_running(self.mass * part) / strength for part in (below, above)]
         paid = [_running(self.price * part) for part in (below, above)]
 
         def cost(d: Array) -> Array:
             return np.interp(1 - d, held[0], paid[0]) + np.interp(d, held[1], paid[1])
 
-        least, most = max(0.0, 1.0 - held[0][-1]), min(1.0, held[1][-1])
+        least = max(0.0, 1.0 - held[0][-1])
+        most = min(1.0, held[1][-1])
         if most < least:
             return 2.0
         d = np.linspace(least, most, _SHARES)
@@ -517,7 +532,8 @@ class _Slices:
         first = int(np.argmax(affordable))
         if first == 0:
             return 2.0 * float(least)
-        low, high = float(d[first - 1]), float(d[first])
+        low = float(d[first - 1])
+        high = float(d[first])
         for _ in range(_REFINEMENTS):
             middle = 0.5 * (low + high)
             low, high = (low, middle) if cost(np.asarray(middle)) <= money else (middle, high)
@@ -565,7 +581,8 @@ def least_typical_error(
     """
     menu = _Menus(types, objective)
     noise = objective.kappa / objective.honest_share / clients**2
-    squared, money = objective.heterogeneity**2, budget / clients
+    squared = objective.heterogeneity**2
+    money = budget / clients
 
     def error(amount: Array) -> float:
         mean, square = menu.moments(amount)
@@ -575,15 +592,18 @@ def least_typical_error(
         return GradedOptimum(error(amount), menu.moments(amount)[0], menu.cost, amount)
 
     # s = 0: the best equal amounts, were money no matter. If they can be paid, nothing is better.
-    least, most = float(np.log(menu.epsilon[0])), float(np.log(menu.epsilon[-1]))
+    least = float(np.log(menu.epsilon[0]))
+    most = float(np.log(menu.epsilon[-1]))
     equal = np.full(
         menu.cost.shape, np.exp(_lowest(lambda x: error(np.full(menu.cost.shape, np.exp(x))), least, most))
     )
     if menu.paid(equal) <= money:
         return found(equal)
     # The cost at which nobody sells any more: from the cheapest few to so high that all sell nearly the same.
-    cheapest, dearest = max(float(types.cost.min()), 1e-9), max(float(types.cost.max()), 1e-9)
-    low, high = float(np.log(1.02 * cheapest)), float(np.log(300.0 * dearest))
+    cheapest = max(float(types.cost.min()), 1e-9)
+    dearest = max(float(types.cost.max()), 1e-9)
+    low = float(np.log(1.02 * cheapest))
+    high = float(np.log(300.0 * dearest))
     best = _lowest(lambda x: error(menu.affordable(float(np.exp(x)), money)), low, high)
     return found(menu.affordable(float(np.exp(best)), money))
 
@@ -596,7 +616,8 @@ def _lowest(function: Callable[[float], float], low: float, high: float) -> floa
     for _ in range(_GRIDS):
         points = np.linspace(low, high, _GRID_POINTS)
         best = int(np.argmin([function(float(x)) for x in points]))
-        low, high = float(points[max(best - 1, 0)]), float(points[min(best + 1, _GRID_POINTS - 1)])
+        low = float(points[max(best - 1, 0)])
+        high = float(points[min(best + 1, _GRID_POINTS - 1)])
     return float(points[best])
 
 
@@ -610,12 +631,15 @@ class _Menus:
         # Slopes of a convex function rise; rounding of μ must not make them fall.
         self.slope = np.maximum.accumulate(np.gradient(self.epsilon, self.mu))
         self.cost, place = np.unique(types.cost, return_inverse=True)
-        self.place, self.offer, self.probability = place, types.epsilon, types.probability
+        self.place = place
+        self.offer = types.epsilon
+        self.probability = types.probability
         self.price = types.cost
 
     def affordable(self, cutoff: float, money: float) -> Array:
         """(costs,) the amounts of the largest menu with this cutoff that costs at most `money` per client."""
-        low, high = np.log(self.epsilon[0]), np.log(_BEYOND * self.epsilon[-1])
+        low = np.log(self.epsilon[0])
+        high = np.log(_BEYOND * self.epsilon[-1])
         for _ in range(_MENU_BISECTIONS):
             middle = 0.5 * (low + high)
             fits = self.paid(self._amounts(cutoff, float(np.exp(middle)))) <= money

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -91,7 +91,8 @@ class IndependentDistribution(Distribution):
             # Quantile functions may be infinite at 0 and 1.
             return np.clip(rng.random(shape), 1e-12, 1 - 1e-12)
 
-        valuation, epsilon = self.valuation(draw()), self.epsilon(draw())
+        valuation = self.valuation(draw())
+        epsilon = self.epsilon(draw())
         return Bids(valuation, epsilon, None if self.data_size is None else self.data_size(draw()))
 
 
@@ -225,7 +226,7 @@ class SampledDistribution(Distribution):
         """
         count = int(np.prod(markets))
         drawn = [self._market(rng, clients) for _ in range(count)]
-        fields = {}
+        fields: dict[str, Any] = {}
         for name in ("valuation", "epsilon", "data_size", "accuracy"):
             columns = [getattr(one, name) for one in drawn]
             if all(column is not None for column in columns):
@@ -353,7 +354,7 @@ def distribution(source: Source, *, independent: bool = False, epsilon_max: floa
     >>> from scipy import stats
     >>> offers = distribution((stats.lognorm(0.5), stats.uniform(0.1, 4.9)))
     >>> offers.sample(np.random.default_rng(0), clients=3)
-    Bids(3 clients: valuation 0.4211…1.174, epsilon 0.181…4.572)
+    Bids(3 clients: valuation 0.4191…1.191, epsilon 0.181…4.573)
     """
     if isinstance(source, Distribution):
         if independent and isinstance(source, EmpiricalDistribution):

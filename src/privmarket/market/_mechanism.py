@@ -1,8 +1,8 @@
 """The one interface of every auction rule: bids and a budget in, an outcome out.
 
 A rule implements `clear`; everybody else calls `run`, which checks what `clear` decided. A rule also declares
-what it promises: each promise is a `Guarantee` (`guarantees` has them). Tests, tables and the broker all check that
-same declaration.
+what it promises: each promise is a `Guarantee` (`market._guarantees` has them). Tests, tables and the broker check
+that same declaration.
 """
 
 from __future__ import annotations
@@ -60,6 +60,38 @@ class Witness:
         return f"{who} reports {report}, {deal}: gains {self.gain:.3g}"
 
 
+@dataclass(frozen=True)
+class CoalitionWitness:
+    """Several clients of one market that gain together by what they report, with side payments among them.
+
+    Attributes:
+        market: index of the market among those that were tried, () where there was one.
+        clients: indices of the members in their market; the other tuples have an entry for each of them.
+        valuation, epsilon: the members' true types.
+        reported_valuation, reported_epsilon: what they report.
+        gain: money that they gain over the truth, all together.
+    """
+
+    market: tuple[int, ...]
+    clients: tuple[int, ...]
+    valuation: tuple[float, ...]
+    epsilon: tuple[float, ...]
+    reported_valuation: tuple[float, ...]
+    reported_epsilon: tuple[float, ...]
+    gain: float
+
+    def __str__(self) -> str:
+        def pairs(valuations: tuple[float, ...], epsilons: tuple[float, ...]) -> str:
+            return ", ".join(f"({v:.4g}, {e:.4g})" for v, e in zip(valuations, epsilons, strict=True))
+
+        who = f"clients {', '.join(str(client) for client in self.clients)}"
+        if self.market:
+            who += f" of market {_index(self.market)}"
+        truth = pairs(self.valuation, self.epsilon)
+        reports = pairs(self.reported_valuation, self.reported_epsilon)
+        return f"{who} with (v, ε) = {truth} report {reports}: gain {self.gain:.3g} together"
+
+
 def _index(market: tuple[int, ...]) -> str:
     return ", ".join(str(i) for i in market) or "0"
 
@@ -71,7 +103,7 @@ class Finding:
     promise: str
     held: bool
     worst: float
-    witness: Witness | None = None
+    witness: Witness | CoalitionWitness | None = None
 
     @property
     def detail(self) -> str:
@@ -127,6 +159,7 @@ class Mechanism(ABC):
             ε and payments, (..., clients).
 
         Raises:
+            BidError: `bids` is something else than `Bids`.
             ConfigurationError: the budget is not positive or does not fit the shape of the bids.
             OutcomeError: the rule returned no `Outcome`, one of another shape than the bids, or some client's ε or
                 payment is negative, infinite, not a number, or more ε than that client offered; or the rule called
@@ -204,10 +237,12 @@ class Mechanism(ABC):
             An outcome (..., clients) whose entry i comes from the auction in which only i deviated.
         """
         column = budget_column(budget, bids.shape)
-        lead, n = bids.shape[:-1], bids.clients
+        lead = bids.shape[:-1]
+        n = bids.clients
         markets = max(1, int(np.prod(lead)))
         step = max(1, _CHUNK_CELLS // (markets * n))
-        epsilon, payment = np.empty(bids.shape), np.empty(bids.shape)
+        epsilon = np.empty(bids.shape)
+        payment = np.empty(bids.shape)
         for start in range(0, n, step):
             deviators = np.arange(start, min(start + step, n))
             mine = (..., np.arange(deviators.size), deviators)
@@ -232,16 +267,19 @@ def _deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
     """(..., deviators, clients): row r is `bids` with client deviators[r]'s report put in."""
 
     def spread(name: str) -> Array | None:
-        truth, report = getattr(bids, name), getattr(reports, name)
+        truth = getattr(bids, name)
+        report = getattr(reports, name)
         if truth is None:
             return None
         rows = np.repeat(truth[..., None, :], deviators.size, axis=-2)
         rows[..., np.arange(deviators.size), deviators] = report[..., deviators]
         return rows
 
-    return Bids(
-        *(spread("valuation"), spread("epsilon"), spread("data_size"), spread("accuracy")),  # type: ignore[arg-type]
-        client_ids=bids.client_ids,
+    return bids.replace(
+        valuation=spread("valuation"),
+        epsilon=spread("epsilon"),
+        data_size=spread("data_size"),
+        accuracy=spread("accuracy"),
     )
 
 

@@ -40,7 +40,8 @@ class MenuCurve:
     pay_from: Array = field(repr=False)
 
     def __init__(self, price: ArrayLike, weight: ArrayLike) -> None:
-        prices, weights = np.array(price, dtype=np.float64), np.array(weight, dtype=np.float64)
+        prices = np.array(price, dtype=np.float64)
+        weights = np.array(weight, dtype=np.float64)
         if prices.ndim != 1 or prices.shape != weights.shape or prices.size == 0:
             raise ConfigurationError(
                 f"menu curve: price {prices.shape} and weight {weights.shape} must be two lists of one length",
@@ -116,7 +117,8 @@ class RationCurve:
     ceiling: float = np.inf
 
     def __init__(self, price: ArrayLike, multiple: ArrayLike, floor: float = 0.0, ceiling: float = np.inf) -> None:
-        prices, multiples = np.array(price, dtype=np.float64), np.array(multiple, dtype=np.float64)
+        prices = np.array(price, dtype=np.float64)
+        multiples = np.array(multiple, dtype=np.float64)
         if prices.ndim != 1 or prices.shape != multiples.shape or prices.size == 0:
             raise ConfigurationError(
                 f"ration menu: price {prices.shape} and multiple {multiples.shape} must be two lists of one length",
@@ -185,7 +187,8 @@ class StackedCurves:
     def of(curves: Sequence[RationCurve]) -> StackedCurves:
         """Stacks one curve per market."""
         steps = max(curve.steps for curve in curves)
-        price, multiple = np.zeros((steps, len(curves), 1)), np.ones((steps, len(curves), 1))
+        price = np.zeros((steps, len(curves), 1))
+        multiple = np.ones((steps, len(curves), 1))
         for market, curve in enumerate(curves):
             price[steps - curve.steps :, market, 0] = curve.price
             multiple[steps - curve.steps :, market, 0] = curve.multiple
@@ -215,7 +218,8 @@ def _level_of(multiple: Array | np.float64, floor: Array | float, amount: Array)
 def _trade(
     price: Array, multiple: Array, floor: Array | float, valuation: Array, epsilon: Array, level: Array
 ) -> tuple[Array, Array]:
-    sold, paid = np.zeros(np.shape(valuation)), np.zeros(np.shape(valuation))
+    sold = np.zeros(np.shape(valuation))
+    paid = np.zeros(np.shape(valuation))
     for step in reversed(range(len(price))):
         sells = valuation < price[step]
         amount = np.where(sells, np.minimum(epsilon, _amount(multiple[step], floor, level)), sold)

@@ -101,12 +101,14 @@ class AggregationError(Objective):
         missing = 1.0 - share.sum(axis=-1, keepdims=True)
         steep = 8.0 * self.heterogeneity**2
 
-        low, high = np.zeros(missing.shape), np.full(missing.shape, steep)
+        low = np.zeros(missing.shape)
+        high = np.full(missing.shape, steep)
         for _ in range(_BISECTIONS if steep > 0 else 0):
             nu = 0.5 * (low + high)
             shortfall = np.maximum(share - _weights_at(unit, share, nu), 0.0).sum(axis=-1, keepdims=True)
             too_low = nu < steep * (missing + shortfall)
-            low, high = np.where(too_low, nu, low), np.where(too_low, high, nu)
+            low = np.where(too_low, nu, low)
+            high = np.where(too_low, high, nu)
         weights = _weights_at(unit, share, high)
         total = weights.sum(axis=-1, keepdims=True)
         return np.where(sells, weights / np.where(total > 0, total, 1.0), 0.0)
@@ -126,7 +128,8 @@ def _weights_at(unit: Array, share: Array, nu: Array) -> Array:
     for _ in range(_BISECTIONS):
         mu = 0.5 * (low + high)
         enough = _clipped(unit, share, mu, nu).sum(axis=-1, keepdims=True) >= 1.0
-        low, high = np.where(enough, low, mu), np.where(enough, mu, high)
+        low = np.where(enough, low, mu)
+        high = np.where(enough, mu, high)
     return _clipped(unit, share, high, nu)
 
 

@@ -84,7 +84,8 @@ class Outcome:
         what = f"{said} {self.epsilon.sum():.4g} ε for {self.payment.sum():.4g}"
         if lead:
             markets = int(np.prod(lead))
-            sold, paid = self.epsilon.sum() / markets, self.payment.sum() / markets
+            sold = self.epsilon.sum() / markets
+            paid = self.payment.sum() / markets
             what = (
                 f"{counted(markets, 'market')} of {counted(clients, 'client')}: on average "
                 f"{sellers / markets:.4g} sell {sold:.4g} ε for {paid:.4g}"

@@ -54,7 +54,8 @@ class Marginals:
     @staticmethod
     def of(distribution: Distribution | Bids, points: int = 1001) -> Marginals:
         """The marginals of a distribution, or of a sample of bids."""
-        share, middles = np.linspace(0.0, _MOST, points), (np.arange(_OFFERS) + 0.5) / _OFFERS
+        share = np.linspace(0.0, _MOST, points)
+        middles = (np.arange(_OFFERS) + 0.5) / _OFFERS
         if isinstance(distribution, IndependentDistribution):
             return Marginals(share, distribution.valuation(np.maximum(share, 1e-12)), distribution.epsilon(middles))
         if isinstance(distribution, Bids):
@@ -107,7 +108,8 @@ def _grid_point(clients: int, budget: float, objective: AggregateError) -> tuple
 
 @lru_cache(maxsize=4096)
 def _flat_price(distribution: Distribution, money: float, ratio: float, delta: float | None) -> float:
-    facts, strength = _marginals(distribution), _strength(distribution, delta)
+    facts = _marginals(distribution)
+    strength = _strength(distribution, delta)
     price = facts.price(facts.share[1:])
     sold = np.minimum(facts.epsilon, (money / price)[:, None])
     error = _error(strength(sold)[..., None], facts.share[1:, None, None], ratio)
@@ -116,15 +118,20 @@ def _flat_price(distribution: Distribution, money: float, ratio: float, delta: f
 
 @lru_cache(maxsize=4096)
 def _two_step(distribution: Distribution, money: float, ratio: float, delta: float | None) -> RationCurve:
-    facts, strength = _marginals(distribution), _strength(distribution, delta)
-    high, low, multiple = np.linspace(0.05, _MOST, 20), _BULK_SHARES, _MULTIPLES
+    facts = _marginals(distribution)
+    strength = _strength(distribution, delta)
+    high = np.linspace(0.05, _MOST, 20)
+    low = _BULK_SHARES
+    multiple = _MULTIPLES
     width = high[1] - high[0]
     u = part = k = ceiling = 0.0
     for _ in range(3):
         shares, parts, multiples = (a.ravel() for a in np.meshgrid(high, low, multiple, indexing="ij"))
         error, level = _two_step_errors(facts, strength, money, ratio, shares, parts * shares, multiples)
         at, kept = np.unravel_index(int(np.argmin(error)), error.shape)
-        u, part, k = float(shares[at]), float(parts[at]), float(multiples[at])
+        u = float(shares[at])
+        part = float(parts[at])
+        k = float(multiples[at])
         ceiling = np.inf if kept == 0 else float(level[at, kept])
         high = np.clip(u + np.linspace(-1, 1, 5) * width, 1e-3, _MOST)
         low = np.clip(part * np.geomspace(0.5, 2.0, 5), 0.0, 0.99)
@@ -138,7 +145,8 @@ def _two_step(distribution: Distribution, money: float, ratio: float, delta: flo
 
 @lru_cache(maxsize=4096)
 def _graded(distribution: Distribution, money: float, ratio: float, delta: float | None) -> RationCurve:
-    types, facts = virtual_types(distribution, _COSTS), _marginals(distribution)
+    types = virtual_types(distribution, _COSTS)
+    facts = _marginals(distribution)
     best = least_typical_error(types, 1, money, TypicalAggregateError(1.0, ratio**0.5, 1.0, delta))
     if best.amount.min() == best.amount.max():
         # Money is left over: nobody is to sell more than this, even where others sell less than was foreseen.
@@ -175,8 +183,10 @@ def _two_step_errors(
     Returns:
         (designs, parts) each.
     """
-    ration_price, bulk_price = facts.price(high), np.minimum(facts.price(low), facts.price(high))
-    bottom, top = np.zeros(high.size), np.full(high.size, facts.epsilon.max())
+    ration_price = facts.price(high)
+    bulk_price = np.minimum(facts.price(low), facts.price(high))
+    bottom = np.zeros(high.size)
+    top = np.full(high.size, facts.epsilon.max())
 
     def amounts(level: Array) -> tuple[Array, Array]:
         return np.minimum(facts.epsilon, level[:, None]), np.minimum(facts.epsilon, (multiple * level)[:, None])
@@ -185,7 +195,8 @@ def _two_step_errors(
         middle = 0.5 * (bottom + top)
         ration, bulk = amounts(middle)
         paid = ration_price * high * ration.mean(-1) + bulk_price * low * (bulk - ration).mean(-1)
-        bottom, top = np.where(paid <= money, middle, bottom), np.where(paid <= money, top, middle)
+        bottom = np.where(paid <= money, middle, bottom)
+        top = np.where(paid <= money, top, middle)
     levels = bottom[:, None] * _PARTS
     share = np.stack([high - low, low], axis=-1)[:, None]
     errors = [_error(strength(np.stack(amounts(level), axis=-1)), share, ratio) for level in levels.T]

@@ -193,6 +193,8 @@ def _module(kind: str, place: str) -> ModuleType:
     except SystemExit as error:
         raise OutcomeError.of_exit(place, error) from error
     except (ImportError, OSError, SyntaxError, ValueError) as error:
+        if isinstance(error, ConfigurationError):
+            raise  # the module's own error, with its own hint
         raise ConfigurationError(
             f"{kind} {place!r} cannot be imported: {error}",
             f"give package.module:{kind.title()}, path/to/file.py:{kind.title()}"

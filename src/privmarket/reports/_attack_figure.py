@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.stats import norm
 
+from privmarket._figures import new_figure
 from privmarket.privacy._statement import rounded_up_percent
-from privmarket.reports._palette import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

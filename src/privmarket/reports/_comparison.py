@@ -6,47 +6,44 @@ This is what `privmarket.audit` and `privmarket.compare` are.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from privmarket._counted import counted
+from privmarket._figures import new_figure, own_look, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
 from privmarket.market import _attacks as attacks
 from privmarket.market._audit import AuditReport, beyond_rounding, student_t
 from privmarket.market._audit import audit as audit_mechanism
-from privmarket.market._bids import Array, Bids
-from privmarket.market._distributions import Distribution
-from privmarket.market._distributions import scenario as distribution_of
+from privmarket.market._bids import Array
+from privmarket.market._distributions import Distribution, Source
+from privmarket.market._distributions import distribution as distribution_of
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import Objective
 from privmarket.market._objectives import objective as named_objective
 from privmarket.mechanisms import Rule, mechanism_names, resolve
-from privmarket.reports._palette import colour, new_figure, own_look
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 else:
     pandas = late("pandas")
 
 
-Scenario = str | Path | Distribution | Bids
-"""A distribution of types: a name, a CSV file of past bids, past bids, or a distribution."""
-
-
 def audit(
     rule: Rule,
     *,
-    scenario: Scenario = "uniform",
+    scenario: Source = "uniform",
     clients: int = 100,
     budget: float = 50.0,
     profiles: int = 20,
@@ -56,6 +53,7 @@ def audit(
     coalition: int | None = None,
     exact: bool = False,
     certify: bool = False,
+    coins: int = 20,
     progress: Callable[[int], None] = lambda done: None,
     **settings: object,
 ) -> AuditReport:
@@ -74,6 +72,8 @@ def audit(
         coalition: also search joint misreports of coalitions of so many clients.
         exact: also compare with the best truthful rule on a grid of types, for at most 4 clients.
         certify: also bound from above what any misreport can gain, for menus and network rules.
+        coins: how often the coins of a randomised rule are thrown. Each throw is attacked as a rule of its own
+            (universal truthfulness), and their mean is attacked in expectation.
         progress: called with the number of markets attacked so far.
         settings: settings of the rule.
     """
@@ -90,6 +90,7 @@ def audit(
         coalition=coalition,
         exact=exact,
         certify=certify,
+        coins=coins,
         progress=progress,
     )
 
@@ -97,8 +98,8 @@ def audit(
 def compare(
     rules: Iterable[Rule | tuple[str, Rule]] | None = None,
     *,
-    scenario: Scenario = "uniform",
-    scenarios: Iterable[Scenario] | None = None,
+    scenario: Source = "uniform",
+    scenarios: Iterable[Source] | None = None,
     clients: int | Iterable[int] = 100,
     budget: float | None = None,
     budget_per_client: float = 0.5,
@@ -116,7 +117,7 @@ def compare(
         rules: each as for `audit`, or a pair (name, rule) under which tables show it; if left out, all registered
             rules except the paper-literal forms. Of these, rules that need something that is not installed are
             skipped and named in `Comparison.skipped`.
-        scenario: the distribution of types, as for `audit`.
+        scenario: the distribution of clients, as for `audit`.
         scenarios: several of them, in place of `scenario`.
         clients: clients per market, one number or several.
         budget: money per market. If left out, `budget_per_client` times the number of clients.
@@ -186,7 +187,7 @@ def _attack(given: str | attacks.Attack | attacks.Level) -> attacks.Attack | att
 COLUMNS = ("bought ε", "spent", "surplus", "worst misreport", "underpaid", "over budget", "over offer", "of fluid")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Reports on several rules, all on the same markets, in the order in which the rules were given.
 
@@ -295,7 +296,7 @@ class Comparison:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """A line per rule, distribution, size and seed with every figure; also written to `path` where given."""
-        rows = [_flat(report) for report in self.reports]
+        rows = [report.figures() for report in self.reports]
         text = StringIO(newline="")
         writer = csv.DictWriter(text, list(rows[0]) if rows else ["mechanism"])
         writer.writeheader()
@@ -306,25 +307,26 @@ class Comparison:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per report, one column per figure; nested figures as `regret.mean` and so on. Needs pandas."""
-        rows = [_flat(report) for report in self.reports]
+        rows = [report.figures() for report in self.reports]
         return pandas.DataFrame(rows).set_index("mechanism")
 
-    def plot(self, path: str | Path | None = None, *, width: float | None = None) -> Figure:
+    def plot(self, path: str | Path | None = None, *, width: float = 7.0) -> Figure:
         """Value and incentive by rule; also written to `path` (PNG, PDF, SVG …) where given.
 
-        On one distribution and size: a bar per rule. On several: ε over the fluid bound against the number of
-        clients (or by distribution where only one size was run), with error bars over the seeds.
+        On one distribution and size: a bar per rule. On several distributions: dots; on several sizes: lines over
+        the number of clients. Whiskers are 95 % intervals over the seeds.
 
         Args:
             width: in inches; 3.4 is a column of most conferences.
         """
-        made = figure(self.reports) if len(self.markets) == 1 else grid_figure(self, width or 7.0)
-        if len(self.markets) == 1 and width is not None:
-            made.set_size_inches(width, made.get_size_inches()[1])
+        made = _figure(self, width)
         if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            made.savefig(path)
+            write(made, path)
         return made
+
+    def __repr__(self) -> str:
+        rules = len({report.mechanism for report in self.reports})
+        return f"<Comparison of {counted(rules, 'rule')}: {self.title}>"
 
 
 @dataclass(frozen=True)
@@ -371,7 +373,7 @@ class Cell:
             worst = float(self.values(name).max())
             return never if worst == 0 else f"{self.mean(name):.0%}"
 
-        gains = any(beyond_rounding(report.regret.maximum, report.budget) for report in self.reports)
+        worst = _worst_gain(self)
         where = (self.market[0], str(self.market[1])) if with_market else ()
         best = (number("optimum_ratio", 3),) if with_optimum else ()
         return (
@@ -380,7 +382,7 @@ class Cell:
             number("epsilon_bought", 1),
             number("spend", 2),
             number("welfare", 2),
-            _percent(float(self.values("regret.maximum_share").max())) if gains else "none",
+            _percent(worst) if worst > 0 else "none",
             share("rationality_violations", "none"),
             share("budget_violations", "never"),
             share("offer_violations", "never"),
@@ -395,19 +397,6 @@ LEGEND = (
 )
 
 
-def _flat(report: AuditReport) -> dict[str, object]:
-    row: dict[str, object] = {}
-    for name, value in report.to_dict().items():
-        if isinstance(value, dict):
-            row.update({f"{name}.{key}": figure for key, figure in value.items()})
-        elif isinstance(value, tuple | list):
-            if name not in ("quintiles", "findings"):
-                row[name] = ", ".join(value)
-        else:
-            row[name] = value
-    return row
-
-
 def _latex_row(cells: tuple[str, ...]) -> str:
     escaped = [
         cell.replace("%", "\\%").replace("_", "\\_").replace(" ± ", " $\\pm$ ").replace("ε", "$\\varepsilon$")
@@ -416,108 +405,212 @@ def _latex_row(cells: tuple[str, ...]) -> str:
     return " & ".join(escaped) + " \\\\"
 
 
-def figure(reports: Iterable[AuditReport]) -> Figure:
-    """Value beside incentive: ε bought over the fluid bound, and the worst misreport found, a bar per rule."""
-    shown = sorted(reports, key=lambda r: r.fluid_ratio)
-    made = new_figure(9.0, 1.5 + 0.34 * len(shown))
-    value, incentive = made.subplots(1, 2, sharey=True)
-    floor = 1e-4
-    # On white, so that no grid line or limit runs through a figure.
-    text = {"va": "center", "fontsize": 8, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
-    for row, report in enumerate(shown):
-        kept = report.rationality_violations == 0 and report.budget_violations == 0
-        style = {"color": colour(report.mechanism), "height": 0.66, "hatch": None if kept else "///", "alpha": 0.9}
-        value.barh(row, report.fluid_ratio, edgecolor="white", **style)
-        value.text(report.fluid_ratio + 0.02, row, f"{report.fluid_ratio:.3f}{_broken_note(report)}", **text)
-        worst = report.regret.maximum_share
-        if not beyond_rounding(report.regret.maximum, report.budget):
-            incentive.text(floor * 1.3, row, "none found", **text)
-        else:
-            incentive.barh(row, worst, left=floor, edgecolor="white", **style)
-            incentive.text(worst * 1.3, row, _percent(worst), **text)
-    value.axvline(1.0, color="#555555", linestyle="--", linewidth=1, zorder=1.5)
-    value.set_yticks(range(len(shown)), [report.mechanism for report in shown])
-    # Room beside the longest bar for its figure, and for the note on a promise that was not kept.
-    room = 0.95 if any(map(_broken_note, shown)) else 0.25
-    longest = max(1.0, *(report.fluid_ratio for report in shown))
-    value.set(
-        xlim=(0, longest + room),
-        xlabel="ε bought / fluid bound\n(dashed: the limit of truthful rules, many clients)",
-    )
-    incentive.set(
-        xscale="log", xlim=(floor, 3000), xlabel="largest gain from a misreport\nas a share of the mean payment"
-    )
-    incentive.set_xticks([1e-4, 1e-2, 1, 100], ["0.01%", "1%", "100%", "10,000%"])
-    first = shown[0]
-    made.suptitle(f"{first.scenario}, {counted(first.clients, 'client')}, budget {first.budget:g}", fontsize=10)
-    for axes in (value, incentive):
-        axes.grid(axis="x", alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return made
+# Gains below this share of the mean payment are drawn as none.
+_FLOOR = 1e-4
+_VALUE = "ε bought / fluid bound"
+_INCENTIVE = "worst misreport / mean pay"
+_GAIN_TICKS = {1e-4: "none", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%", 10.0: "1,000%"}
+_BROKEN = "hatched: passes its budget, or pays less than a client's cost"
+# Below this width, in inches, panels stand below each other.
+_NARROW = 5.0
+
+
+def _figure(comparison: Comparison, width: float) -> Figure:
+    """The figure of a comparison, `width` inches wide."""
+    sizes = {size for _, size in comparison.markets}
+    if len(comparison.markets) == 1:
+        return _bars(comparison, width)
+    if len(sizes) == 1:
+        return _dots(comparison, width)
+    return _lines(comparison, width)
+
+
+def _keeps_promises(cell: Cell) -> bool:
+    """Whether a rule never passed its budget and never paid less than a cost."""
+    return cell.mean("rationality_violations") == 0 and cell.mean("budget_violations") == 0
+
+
+def _worst_gain(cell: Cell) -> float:
+    """The largest gain over the mean payment that was found over all seeds; 0 where it is rounding."""
+    if not any(beyond_rounding(report.regret.maximum, report.budget) for report in cell.reports):
+        return 0.0
+    return float(cell.values("regret.maximum_share").max())
 
 
 def _percent(share: float) -> str:
+    """A share as tables write it."""
     return f"{share:.2%}" if share < 0.1 else f"{share:.0%}"
 
 
-def _broken_note(report: AuditReport) -> str:
-    """What a bar cannot show: that the value was had by overspending or by underpaying."""
-    notes = []
-    if report.budget_violations > 0:
-        notes.append(f"overspends in {report.budget_violations:.0%}")
-    if report.rationality_violations > 0:
-        notes.append(f"underpays {report.rationality_violations:.0%}")
-    return f"  ({', '.join(notes)})" if notes else ""
-
-
-def grid_figure(comparison: Comparison, width: float = 7.0) -> Figure:
-    """ε bought over the fluid bound, and the worst misreport found: a line per rule over the sizes.
-
-    Where only one size was run, over the distributions instead. Bars are 95 % intervals over the seeds.
-    """
-    distributions = list(dict.fromkeys(distribution for distribution, _ in comparison.markets))
-    sizes = sorted({size for _, size in comparison.markets})
-    by_distribution = len(sizes) == 1
-    panels = 1 if by_distribution else len(distributions)
-    narrow = width < 5.0
-    rules = list(dict.fromkeys(report.mechanism for report in comparison))
-    made = new_figure(width, (4.2 if narrow else 3.4) + 0.16 * len(rules))
-    axes = made.subplots(2, panels, squeeze=False, sharex="col", sharey="row")
-    for panel in range(panels):
-        value, incentive = axes[0][panel], axes[1][panel]
-        cells = comparison.cells() if by_distribution else comparison.cells(distributions[panel])
-        for number, rule in enumerate(rules):
-            mine = sorted(
-                (cell for cell in cells if cell.rule == rule),
-                key=lambda cell: distributions.index(cell.market[0]) if by_distribution else cell.market[1],
-            )
-            at = [distributions.index(cell.market[0]) if by_distribution else cell.market[1] for cell in mine]
-            look = own_look(rule, number)
-            ratio = [cell.mean("fluid_ratio") for cell in mine]
-            error = [cell.half_width("fluid_ratio") for cell in mine]
-            value.errorbar(at, ratio, yerr=error, label=rule, capsize=2, lw=1.0, **look)
-            worst = [max(float(cell.values("regret.maximum_share").max()), 1e-4) for cell in mine]
-            incentive.plot(at, worst, lw=1.0, **look)
-        value.axhline(1.0, color="#555555", linestyle="--", linewidth=0.8)
-        if not by_distribution:
-            value.set_title(distributions[panel], fontsize=8)
-            incentive.set_xlabel("clients", fontsize=8)
-            incentive.set_xscale("log")
-            incentive.set_xticks(sizes, [str(size) for size in sizes])
-            incentive.minorticks_off()
+def _bars(comparison: Comparison, width: float) -> Figure:
+    narrow = width < _NARROW
+    cells = comparison.cells()[::-1]
+    rules = _rules(comparison)
+    height = 0.24 * len(cells) + 0.9
+    made = new_figure(width, 2 * height + 0.5 if narrow else height + 0.4)
+    value, incentive = made.subplots(2, 1) if narrow else made.subplots(1, 2, sharey=True)
+    longest = 1.0
+    for row, cell in enumerate(cells):
+        kept = _keeps_promises(cell)
+        shade = own_look(cell.rule, rules.index(cell.rule))["color"]
+        style: dict[str, Any] = {"color": shade, "height": 0.66, "alpha": 0.9}
+        style |= {"edgecolor": "white", "hatch": None if kept else "////"}
+        ratio = cell.mean("fluid_ratio")
+        spread = cell.half_width("fluid_ratio")
+        value.barh(row, ratio, xerr=spread or None, error_kw={"lw": 0.9, "capsize": 2}, **style)
+        _beside(value, ratio + spread, row, f"{ratio:.3f}")
+        longest = max(longest, ratio + spread)
+        worst = _worst_gain(cell)
+        if worst == 0:
+            _beside(incentive, _FLOOR, row, "none found")
         else:
-            incentive.set_xticks(range(len(distributions)), distributions)
-        incentive.set_yscale("log")
-        for one in (value, incentive):
-            one.grid(alpha=0.25)
-            one.tick_params(labelsize=7)
-            one.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("ε bought /\nfluid bound", fontsize=8)
-    axes[1][0].set_ylabel("worst misreport /\nmean pay", fontsize=8)
-    axes[1][0].set_ylim(bottom=7e-5)
-    ticks = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
-    axes[1][0].set_yticks(ticks, ["none", "0.1%", "1%", "10%", "100%"])
-    handles, names = axes[0][0].get_legend_handles_labels()
-    made.legend(handles, names, loc="outside lower center", ncols=2 if narrow else 4, fontsize=7, frameon=False)
+            incentive.barh(row, max(worst - _FLOOR, _FLOOR), left=_FLOOR, **style)
+            _beside(incentive, max(worst, 2 * _FLOOR), row, _percent(worst))
+    value.axvline(1.0, color="#555555", linestyle="--", linewidth=0.8, zorder=1.5)
+    value.set_xlim(0, 1.22 * longest)
+    value.set_xlabel(f"{_VALUE} (dashed: limit of truthful rules)" if not narrow else _VALUE, fontsize=8)
+    incentive.set_xlabel(_INCENTIVE, fontsize=8)
+    incentive.set(xscale="log", xlim=(_FLOOR, 3000))
+    incentive.set_xticks([1e-4, 1e-2, 1, 100], ["0.01%", "1%", "100%", "10,000%"])
+    incentive.minorticks_off()
+    for axes in (value, incentive):
+        axes.set_yticks(range(len(cells)), [cell.rule for cell in cells])
+        axes.set_ylim(-0.6, len(cells) - 0.4)
+        _tidy(axes, "x")
+    first = comparison.reports[0]
+    made.suptitle(f"{first.scenario}, {counted(first.clients, 'client')}, budget {first.budget:g}", fontsize=8)
+    _say_broken(made, cells)
     return made
+
+
+def _beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """A figure at the end of a bar, on white, so that no grid line runs through it."""
+    axes.annotate(
+        text,
+        (x, y),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=7,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+    )
+
+
+def _dots(comparison: Comparison, width: float) -> Figure:
+    """Distributions side by side; rules are moved apart, so that none hides another."""
+    names = list(dict.fromkeys(name for name, _ in comparison.markets))
+    rules = _rules(comparison)
+    narrow = width < _NARROW
+    made = new_figure(width, (3.6 if narrow else 3.0) + 0.17 * len(rules) / (2 if narrow else 4))
+    value, incentive = made.subplots(2, 1, sharex=True)
+    for number, rule in enumerate(rules):
+        cells = [cell for cell in comparison.cells() if cell.rule == rule]
+        moved = 0.7 * ((number + 0.5) / len(rules) - 0.5)
+        at = [names.index(cell.market[0]) + moved for cell in cells]
+        _draw(value, incentive, cells, at, {**own_look(rule, number), "ls": "none"})
+    for axes in (value, incentive):
+        for edge in range(1, len(names)):
+            axes.axvline(edge - 0.5, color="#dddddd", lw=0.8, zorder=0)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+    crowded = max(len(name) for name in names) * len(names) * 0.075 > width - 0.8
+    labels = [name.replace(" × ", " ×\n") for name in names]
+    incentive.set_xticks(range(len(names)), labels)
+    if crowded:
+        incentive.tick_params(axis="x", labelrotation=25)
+    _label(value, incentive)
+    _legend(made, value, comparison, rules, narrow)
+    return made
+
+
+def _lines(comparison: Comparison, width: float) -> Figure:
+    names = list(dict.fromkeys(name for name, _ in comparison.markets))
+    sizes = sorted({size for _, size in comparison.markets})
+    rules = _rules(comparison)
+    narrow = width < _NARROW
+    legend = 0.17 * len(rules) / (2 if narrow else 4)
+    if narrow:  # a row per distribution, value and incentive side by side
+        made = new_figure(width, 0.5 + 1.35 * len(names) + legend)
+        grid = made.subplots(len(names), 2, squeeze=False, sharex=True, sharey="col")
+        panels = [(row[0], row[1]) for row in grid]
+    else:  # a column per distribution, value above incentive
+        made = new_figure(width, 3.4 + legend)
+        grid = made.subplots(2, len(names), squeeze=False, sharex=True, sharey="row")
+        panels = [(grid[0][column], grid[1][column]) for column in range(len(names))]
+    for name, (value, incentive) in zip(names, panels, strict=True):
+        for number, rule in enumerate(rules):
+            cells = sorted(
+                (cell for cell in comparison.cells(name) if cell.rule == rule), key=lambda cell: cell.market[1]
+            )
+            # Rules are moved apart a little along the axis, so that none hides another.
+            moved = (sizes[-1] / sizes[0]) ** (0.12 * ((number + 0.5) / len(rules) - 0.5))
+            _draw(value, incentive, cells, [cell.market[1] * moved for cell in cells], own_look(rule, number))
+        for axes in (value, incentive):
+            axes.set_xscale("log")
+            axes.set_xticks(sizes, [str(size) for size in sizes])
+            axes.minorticks_off()
+        value.set_title(name, fontsize=8, loc="left" if narrow else "center")
+    for value, incentive in panels if narrow else panels[:1]:
+        _label(value, incentive)
+    for axes in grid[-1]:
+        axes.set_xlabel("clients", fontsize=8)
+    _legend(made, panels[0][0], comparison, rules, narrow)
+    return made
+
+
+def _draw(value: Axes, incentive: Axes, cells: Sequence[Cell], at: Sequence[float], look: dict[str, Any]) -> None:
+    """One rule in both panels."""
+    ratio = [cell.mean("fluid_ratio") for cell in cells]
+    spread = [cell.half_width("fluid_ratio") for cell in cells]
+    several = any(spread)
+    rule = cells[0].rule if cells else ""
+    value.errorbar(at, ratio, yerr=spread if several else None, label=rule, capsize=2, lw=0.9, **look)
+    incentive.plot(at, [max(_worst_gain(cell), _FLOOR) for cell in cells], lw=0.9, **look)
+    value.axhline(1.0, color="#555555", linestyle="--", linewidth=0.8, zorder=0.5)
+    incentive.set_yscale("log")
+    top = max([*(_worst_gain(cell) for cell in cells), incentive.get_ylim()[1] / 1.5, 0.1])
+    incentive.set_ylim(0.6 * _FLOOR, 1.5 * top)
+    shown = {tick: text for tick, text in _GAIN_TICKS.items() if tick <= 1.5 * top}
+    incentive.set_yticks(list(shown), list(shown.values()))
+    incentive.minorticks_off()
+    for axes in (value, incentive):
+        _tidy(axes, "y")
+
+
+def _tidy(axes: Axes, grid: str) -> None:
+    axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(value: Axes, incentive: Axes) -> None:
+    value.set_ylabel(_VALUE.replace(" / ", " /\n"), fontsize=8)
+    incentive.set_ylabel(_INCENTIVE.replace(" / ", " /\n"), fontsize=8)
+
+
+def _rules(comparison: Comparison) -> list[str]:
+    return list(dict.fromkeys(report.mechanism for report in comparison.reports))
+
+
+def _legend(made: Figure, axes: Axes, comparison: Comparison, rules: Sequence[str], narrow: bool) -> None:
+    """Below the panels; a rule that breaks its budget or underpays says so beside its name."""
+    broken = {cell.rule for cell in comparison.cells() if not _keeps_promises(cell)}
+    handles, names = axes.get_legend_handles_labels()
+    called = [f"{name}*" if name in broken else name for name in names]
+    columns = 2 if narrow else min(len(rules), 4)
+    title = "* passes its budget, or pays less than a client's cost" if broken else None
+    made.legend(
+        handles,
+        called,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=7,
+        frameon=False,
+        title=title,
+        title_fontsize=7,
+    )
+
+
+def _say_broken(made: Figure, cells: Sequence[Cell]) -> None:
+    if not all(_keeps_promises(cell) for cell in cells):
+        made.supxlabel(_BROKEN, fontsize=7)

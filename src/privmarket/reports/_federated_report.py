@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privmarket import _svg as charts
 from privmarket._files import write_atomically
 from privmarket._lazy import late
+from privmarket._svg import Bars, Line
 from privmarket.privacy._statement import rounded_down_percent, rounded_up_percent, trust_words
-from privmarket.reports import _run_charts as charts
 from privmarket.reports._own_records import OwnRecords
-from privmarket.reports._run_charts import Bars, Line
 from privmarket.reports._verdict import (
     CURRENCY,
     MisreportCheck,

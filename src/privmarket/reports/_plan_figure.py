@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privmarket import _svg as charts
 from privmarket._counted import counted
+from privmarket._figures import new_figure
 from privmarket._files import write_atomically
+from privmarket._svg import Line
 from privmarket.errors import ConfigurationError
-from privmarket.reports import _run_charts as charts
-from privmarket.reports._palette import new_figure
-from privmarket.reports._run_charts import Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,11 @@ def check_plot(path: Path) -> None:
 
 
 def plan_figure(plan: Plan) -> Figure:
-    """Three panels over money, accuracy with the range over seeds."""
+    """Three panels over money, the score with its range over seeds; of a plan with one total, a sentence."""
+    if len(plan.points) == 1:
+        said = new_figure(7.0, 1.2)
+        said.text(0.5, 0.5, "\n".join(textwrap.wrap(sentence(plan), 95)), ha="center", va="center", fontsize=9)
+        return said
     figure = new_figure(9.5, 3.4)
     panels = figure.subplots(1, 3)
     money = [point.total for point in plan.points]
@@ -74,8 +79,24 @@ def plan_figure(plan: Plan) -> Figure:
     if plan.chosen is not None:
         panels[0].plot([plan.chosen.total], [plan.chosen.score], "s", color="k", ms=7, label="chosen")
     if panels[0].get_legend_handles_labels()[0]:
-        panels[0].legend(loc="best", fontsize=8)
+        panels[0].legend(loc="upper left", bbox_to_anchor=(0.0, -0.18), fontsize=8, frameon=False)
     return figure
+
+
+def sentence(plan: Plan) -> str:
+    """What the first total of a plan buys, in words: one point is no curve."""
+    point = plan.points[0]
+    score = f"{plan.score.heading} {_score_text(plan, point.score)} on test records"
+    if point.lowest < point.highest:
+        score += f" ({_score_text(plan, point.lowest)} to {_score_text(plan, point.highest)} over seeds)"
+    own = ""
+    if plan.score_before is not None:
+        had = counted(plan.own_records, "record")
+        own = f", where your own {had} alone give {_score_text(plan, plan.score_before)}"
+    return (
+        f"For {amount(point.total)} in all: {score}{own}; the largest lifetime ε is {point.lifetime_epsilon:.3g}, "
+        f"and a client is paid {amount(point.pay_per_client)} on average."
+    )
 
 
 def _titles(plan: Plan) -> tuple[str, ...]:
@@ -84,13 +105,14 @@ def _titles(plan: Plan) -> tuple[str, ...]:
 
 def _score_text(plan: Plan, value: float) -> str:
     """A score on an axis."""
-    return f"{100 * value:g}%" if plan.score.name in ("accuracy", "balanced-accuracy") else f"{value:.3g}"
+    return f"{100 * value:.3g}%" if plan.score.name in ("accuracy", "balanced-accuracy") else f"{value:.3g}"
 
 
 def _round_numbers(values: Sequence[float]) -> list[float]:
     """1, 2 and 5 times powers of ten around the values, for an axis whose labels do not overlap."""
     sold = [value for value in values if 0 < value < math.inf] or [1.0]
-    low, high = min(sold), max(sold)
+    low = min(sold)
+    high = max(sold)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
     return [step for step in steps if low / 2.5 <= step <= high * 2.5]
@@ -103,7 +125,9 @@ def amount(money: float) -> str:
 
 def _labels(money: Sequence[float]) -> list[str]:
     """Amounts below their ticks; none where the next one to the left is too near on the logarithmic scale."""
-    apart, last, said = 0.12 * math.log(money[-1] / money[0]), -math.inf, []
+    apart = 0.12 * math.log(money[-1] / money[0])
+    last = -math.inf
+    said = []
     for total in money:
         near = math.log(total) - last < apart
         said.append("" if near else amount(total))
@@ -121,6 +145,13 @@ def _values(points: Sequence[Point]) -> tuple[list[float], list[float], list[flo
 
 def _page(plan: Plan) -> str:
     """One self-contained page: a chart per panel, then what each amount of money was spent on."""
+    spent_on = "".join(
+        f"<li>{point.total:,.4g}: {counted(point.choice.rounds, 'round')} × {point.budget_per_round:,.4g}, "
+        f"{escape(point.choice.label)}</li>"
+        for point in plan.points
+    )
+    if len(plan.points) == 1:
+        return _PAGE.format(style=charts.STYLE, panels=f"<p>{escape(sentence(plan))}</p>", spent_on=spent_on)
     money = [point.total for point in plan.points]
     levels = [
         (name, value)
@@ -151,9 +182,4 @@ def _page(plan: Plan) -> str:
         for i, (title, of_panel) in enumerate(zip(_titles(plan), lines, strict=True))
     ]
     panels = "".join(f"<h2>{title}</h2>{chart}" for title, chart in zip(_titles(plan), drawn, strict=True))
-    spent_on = "".join(
-        f"<li>{point.total:,.4g}: {counted(point.choice.rounds, 'round')} × {point.budget_per_round:,.4g}, "
-        f"{escape(point.choice.label)}</li>"
-        for point in plan.points
-    )
     return _PAGE.format(style=charts.STYLE, panels=panels, spent_on=spent_on)

@@ -37,6 +37,8 @@ def _module(place: str, what: str) -> ModuleType:
             sys.path.insert(0, here)
         return import_module(place)
     except (ImportError, OSError, SyntaxError, ValueError) as error:
+        if isinstance(error, ConfigurationError):
+            raise  # the module's own error, with its own hint
         raise ConfigurationError(
             f"{place!r} cannot be imported: {error}", f"give path/to/file.py:{what} or package.module:{what}"
         ) from error

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket._figures import line_look, new_figure, save
 from privmarket.market._bids import Bids
 from privmarket.market._distributions import scenario
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms import mechanism
-from privmarket.reports._palette import line_look, new_figure, save
 from privmarket_studies.timing import best_in_turn
 
 SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket._figures import new_figure, save
 from privmarket.market._menus import MenuCurve
 from privmarket.mechanisms.learned._menunet import MfgMenuNet
-from privmarket.reports._palette import new_figure, save
 
 LAWS = ("uniform", "bimodal", "lognormal")
 STYLES = {0.05: ":", 0.1: "-.", 0.2: "--", 0.4: "-"}

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from privmarket._figures import colour, new_figure, save
 from privmarket._files import write_atomically
 from privmarket.market._attacks import QUICK
 from privmarket.market._distributions import scenario
@@ -21,7 +22,6 @@ from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._measure import CaseRow, measure
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
 from privmarket.mechanisms.learned._session import run_recipe
-from privmarket.reports._palette import colour, new_figure, save
 
 MULTIPLIERS = (2.0, 10.0, 50.0)
 

@@ -18,8 +18,8 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from privmarket._figures import new_figure, save
 from privmarket._files import write_atomically
-from privmarket.reports._palette import new_figure, save
 from privmarket_studies.literal_baseline import CRITICS
 from privmarket_studies.literal_runs import EPSILON_MIN, FOLDER, LAST_ROUNDS, READINGS, all_runs
 from privmarket_studies.literal_valuations import LITTLE, RULES, RUN_ROUNDS

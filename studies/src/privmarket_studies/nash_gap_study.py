@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 import numpy as np
 
 from privmarket import __version__
+from privmarket._figures import line_look, new_figure, save
 from privmarket._files import write_atomically
 from privmarket.market._bids import Array
 from privmarket.market._distributions import scenario
@@ -29,7 +30,6 @@ from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, FiniteGame, MenuMarket, Problem, Result, nash_gap, solve
 from privmarket.meanfield._nash_gap import Deviation
 from privmarket.mechanisms import mechanism
-from privmarket.reports._palette import line_look, new_figure, save
 from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
 from privmarket_studies.plug_in_menu import PlugInMenu
 from privmarket_studies.reproduce.cells import weights_digest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.reports._palette import new_figure, save
+from privmarket._figures import new_figure, save
 from privmarket_studies.page_text import largest_exposed
 from privmarket_studies.trust_results import (
     MONEY_TICKS,

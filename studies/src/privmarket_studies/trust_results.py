@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.reports._palette import line_look, new_figure, save
+from privmarket._figures import line_look, new_figure, save
 from privmarket_studies.free_baseline import best_text, own_records, own_records_line
 from privmarket_studies.kept_weights import KeptResult, read_run
 from privmarket_studies.page_text import accuracy_text, largest_exposed, largest_spent, table_row

@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pytest
 
+from privmarket._figures import new_figure
 from privmarket.errors import UnknownNameError
-from privmarket.reports._palette import new_figure
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import (

@@ -10,7 +10,7 @@ import pytest
 
 import privmarket as pm
 from privmarket._settings import EPSILON_MAX
-from privmarket.errors import ConfigurationError, OutcomeError
+from privmarket.errors import BidError, ConfigurationError, OutcomeError
 from privmarket.market._distributions import EmpiricalDistribution, scenario
 from privmarket.market._facts import MarketFacts
 
@@ -134,3 +134,8 @@ def test_one_bad_budget_among_good_ones_is_refused(budget):
     bids = pm.Bids(np.full((2, 3), 0.5), np.ones((2, 3)))
     with pytest.raises(ConfigurationError, match="must be finite and above 0"):
         pm.mechanism("proportional-share").run(bids, budget)
+
+
+def test_what_is_no_bids_is_refused_with_what_to_give():
+    with pytest.raises(BidError, match=r"pac: the bids are a list, not Bids \(give privmarket.Bids\(valuation"):
+        pm.mechanism("pac").run([[0.1, 1]], 1.0)

@@ -5,11 +5,13 @@ from io import StringIO
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import t
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import GridAttack, Level
+from privmarket.reports._comparison import Comparison
 
 FEW = Level(
     GridAttack(valuations=5, shares=2, neighbours=2),
@@ -66,6 +68,70 @@ def test_latex_and_csv(found, tmp_path):
     rows = list(csv.DictReader(StringIO((tmp_path / "rules.csv").read_text())))
     assert text.count("\n") == len(rows) + 1 == len(found) + 1
     assert float(rows[0]["regret.mean"]) == found.reports[0].regret.mean
+
+
+def in_view(value, limits):
+    return limits[0] <= value <= limits[1]
+
+
+def overlaps(figure):
+    """Pairs of texts of a figure whose boxes meet."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    texts = [figure._suptitle, figure._supxlabel]
+    for axes in figure.axes:
+        texts += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
+        # Labels beyond the ends of an axis are kept, but not drawn.
+        texts += [tick for tick in axes.get_xticklabels() if in_view(tick.get_position()[0], axes.get_xlim())]
+        texts += [tick for tick in axes.get_yticklabels() if in_view(tick.get_position()[1], axes.get_ylim())]
+    for legend in figure.legends:
+        texts += legend.get_texts()
+    boxes = [
+        (text.get_text(), text.get_window_extent(renderer))
+        for text in texts
+        if text is not None and text.get_visible() and text.get_text()
+    ]
+    return [
+        (one, other)
+        for i, (one, box) in enumerate(boxes)
+        for other, beside in boxes[:i]
+        if box.x0 < beside.x1 and beside.x0 < box.x1 and box.y0 < beside.y1 and beside.y0 < box.y1
+    ]
+
+
+@pytest.mark.parametrize("width", [3.4, 7.0])
+def test_no_label_lies_on_another(found, width):
+    one_market = Comparison(tuple(r for r in found if r.clients == 4 and r.scenario == "uniform"))
+    one_size = Comparison(tuple(report for report in found if report.clients == 4))
+    for comparison in (found, one_size, one_market):
+        figure = comparison.plot(width=width)
+        assert overlaps(figure) == []
+        width_in_pixels = figure.get_size_inches()[0] * figure.dpi
+        for axes in figure.axes:
+            assert axes.get_tightbbox().x0 > 0
+            assert axes.get_tightbbox().x1 < width_in_pixels + 1
+
+
+def test_labels_that_do_meet_are_seen(found):
+    figure = found.plot(width=3.4)
+    figure.axes[0].set_title("a title that is far too long for its panel and runs into the next one", fontsize=20)
+    figure.axes[1].set_title("another one", fontsize=20)
+    assert overlaps(figure)
+
+
+def test_bars_are_means_over_seeds_with_whiskers(found):
+    one = Comparison(tuple(r for r in found if r.clients == 4 and r.scenario == "uniform"))
+    value = one.plot().axes[0]
+    labels = [label.get_text() for label in value.get_yticklabels()]
+    assert sorted(labels) == ["my_rule", "pac"]
+    bars = [container for container in value.containers if hasattr(container, "errorbar") and container.errorbar]
+    drawn = {labels[i]: bar.patches[0].get_width() for i, bar in enumerate(bars)}
+    assert drawn == pytest.approx({cell.rule: cell.mean("fluid_ratio") for cell in one.cells()})
+
+
+def test_a_comparison_is_short_to_read(found):
+    assert repr(found).startswith("<Comparison of 2 rules: uniform, bimodal; 4, 8 clients")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

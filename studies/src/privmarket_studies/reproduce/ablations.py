@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from privmarket.reports._palette import colour, new_figure
+from privmarket._figures import colour, new_figure
 from privmarket_studies.reproduce import fairness, rq1, rq3
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (

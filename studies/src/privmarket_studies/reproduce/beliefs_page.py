@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from privmarket.reports._palette import line_look, new_figure
+from privmarket._figures import line_look, new_figure
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.reports._palette import line_look, new_figure
+from privmarket._figures import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     Block,

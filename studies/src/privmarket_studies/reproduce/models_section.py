@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.reports._palette import line_look, new_figure
+from privmarket._figures import line_look, new_figure
 from privmarket_studies.reproduce.cells import Result
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Block, Figure, Results, Table, Text, prose
 from privmarket_studies.reproduce.paper import printed

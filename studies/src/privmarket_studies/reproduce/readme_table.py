@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privmarket._figures import colour, new_figure
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.reports._palette import colour, new_figure
 from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce.document import Results, Table
 from privmarket_studies.reproduce.markets import RULES, UNTRAINED

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.reports._palette import colour, line_look, new_figure
+from privmarket._figures import colour, line_look, new_figure
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Cell, Result, Scale
 from privmarket_studies.reproduce.document import (

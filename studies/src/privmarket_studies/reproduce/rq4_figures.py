@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.reports._palette import colour, line_look, new_figure
+from privmarket._figures import colour, line_look, new_figure
 from privmarket_studies.nash_gap_rate import fit_slope
 from privmarket_studies.reproduce.document import Results
 from privmarket_studies.reproduce.rq4 import ALPHAS

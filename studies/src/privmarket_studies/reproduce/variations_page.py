@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
-from privmarket.reports._palette import line_look, new_figure
+from privmarket._figures import line_look, new_figure
 from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce import models_section
 from privmarket_studies.reproduce import variations as runs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privmarket.reports._palette import new_figure
+from privmarket._figures import new_figure
 from privmarket_studies.reproduce.cells import Cell, Result, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,

@@ -1,3 +1,5 @@
+"""Price curves."""
+
 import numpy as np
 import pytest
 from scipy.integrate import quad

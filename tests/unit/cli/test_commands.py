@@ -1,9 +1,10 @@
-"""The table of commands says what the commands themselves say, and listing them loads none."""
+"""The table of commands, and commands of other distributions."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import click
 import pytest
@@ -11,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.cli._command_table import COMMANDS, load
+from privmarket.cli._commands import COMMANDS, GROUP, STUDIES, add_commands, load
+from privmarket.errors import MissingPartError
 from privmarket.market._attacks import LEVELS, GridAttack
 
 runner = CliRunner()
@@ -91,3 +93,53 @@ def test_arguments_show_their_help():
     assert len(found) > 10
     assert [(command, name) for command, name, text in found if not text] == []
     assert "client,valuation,epsilon" in runner.invoke(app, ["auction", "--help"]).output
+
+
+HERE = "tests.unit.cli.test_commands"
+group = typer.Typer()
+
+
+@group.command("twice")
+def twice(number: int) -> None:
+    """Doubles a number."""
+    print(2 * number)
+
+
+@group.command("thrice")
+def thrice(number: int) -> None:
+    """Triples a number."""
+    print(3 * number)
+
+
+def _app(**offered: str) -> typer.Typer:
+    app = typer.Typer()
+    app.command("auction")(lambda: print("sold"))
+    add_commands(app, [EntryPoint(name, value, GROUP) for name, value in offered.items()])
+    return app
+
+
+def test_an_offered_function_becomes_a_command_and_an_offered_group_a_group() -> None:
+    app = _app(double=f"{HERE}:twice", many=f"{HERE}:group")
+    assert CliRunner().invoke(app, ["double", "4"]).output == "8\n"
+    assert CliRunner().invoke(app, ["many", "thrice", "4"]).output == "12\n"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_that_is_not_installed_says_how_to_get_it_whatever_its_options(name: str) -> None:
+    result = CliRunner().invoke(_app(), [name, "rq1", "--quick", "--seeds", "3"])
+    assert isinstance(result.exception, MissingPartError)
+    assert "privmarket-studies" in str(result.exception)
+    assert "pip install ./studies" in str(result.exception)
+
+
+def test_an_offered_study_replaces_its_placeholder() -> None:
+    assert CliRunner().invoke(_app(bench=f"{HERE}:group"), ["bench", "twice", "2"]).output == "4\n"
+
+
+def test_a_command_that_cannot_be_loaded_says_so_and_leaves_the_others_alone() -> None:
+    app = _app(broken="no.such.module:command")
+    assert CliRunner().invoke(app, ["auction"]).output == "sold\n"
+    assert "not available" in CliRunner().invoke(app, ["--help"]).output
+    result = CliRunner().invoke(app, ["broken"])
+    assert isinstance(result.exception, MissingPartError)
+    assert "no.such.module" in str(result.exception)

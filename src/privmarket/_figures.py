@@ -1,4 +1,4 @@
-"""One colour and one marker per mechanism, the same in every figure, and the figures' common look.
+"""Figures for print, by matplotlib: their common look, and one colour and one marker per mechanism.
 
 Colours: the Okabe–Ito palette and darker companions. Twelve colours cannot all be told apart under every
 colour-vision deficiency; that is what the markers are for.
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privmarket._lazy import late
+from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib import figure as drawing
+    from matplotlib.figure import Figure as Figure
 else:
     drawing = late("matplotlib.figure")
 
@@ -60,15 +62,26 @@ def own_look(rule: str, number: int) -> dict[str, Any]:
     return look
 
 
-def new_figure(width: float = 7.0, height: float = 4.2) -> drawing.Figure:
+def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
     """An empty matplotlib figure of this size in inches; no display is needed."""
     return drawing.Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def save(figure: drawing.Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+def write(figure: Figure, path: str | Path) -> Path:
+    """Writes the figure to `path` as PNG, SVG or PDF, by its ending; makes the folder where it is missing.
+
+    Raises:
+        ConfigurationError: the ending is none that matplotlib knows.
+    """
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(place)
+    except ValueError as error:
+        raise ConfigurationError(f"a figure called {place.name!r}: {error}", "use .png, .svg or .pdf") from error
+    return place
+
+
+def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
     """Writes the figure to `stem.png` and so on, one file per format; returns their paths."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_suffix(f".{kind}") for kind in formats]
-    for path in paths:
-        figure.savefig(path)
-    return paths
+    return [write(figure, stem.with_suffix(f".{kind}")) for kind in formats]

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from privmarket.reports import _run_charts as charts
-from privmarket.reports._run_charts import Bars, Line
+from privmarket import _svg as charts
+from privmarket._svg import Bars, Dots, Line
 
 LINE = Line("a <run>", [1, 2, 3], [0.1, None, 0.9], charts.ORANGE)
 DRAWN = {
@@ -18,6 +18,21 @@ DRAWN = {
     "names": charts.named_bars(["a&b", "c"], [1.0, 0.0], x_title="ε", limit=("cap", 2.0)),
     "map": charts.heat_map(["a", "b"], [[0, 1, 1, 2], [0, 0, 0, 0]], [1, 2, 3, 4], x_title="round", what="ε"),
     "nothing": charts.heat_map(["a"], [[0.0]], [1], x_title="round", what="ε"),
+    "stairs": charts.line_chart(
+        [Line("x", [0, 1, 2], [0.0, 5.0, 3.0], "line", stairs=True, area=True)],
+        x_title="time",
+        y_title="bids",
+        x_ends=("opened", "12:00"),
+    ),
+    "dots": charts.scatter(
+        [Dots("sells", [(1.0, 0.2, "Ada <1>")], "won"), Dots("does not", [(2.0, 0.4, "Ben")], "lost")],
+        x_title="ε",
+        y_title="price",
+    ),
+    "strip": charts.strip(
+        [("paid", 3.0, "3.00", "good"), ("refunded", 1.0, "1.00", "rest"), ("x", 0.0, "0", "bar")]
+    ),
+    "parts": charts.named_bars(["a"], [1.0], x_title="ε", wholes=[4.0], notes=["25 % of 4"], rest_colour="rest"),
     "one point": charts.line_chart([Line("x", [1], [0.0], "#000")], x_title="round", y_title="y"),
 }
 
@@ -67,3 +82,33 @@ def test_rounds_have_whole_numbers_on_their_axis():
         for wanted in (5, 8):
             ticks = charts._whole_ticks(low, high, wanted)
             assert all(tick == int(tick) and low <= tick <= high for tick in ticks), (low, high, ticks)
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_no_style_is_written_that_a_page_may_forbid(kind):
+    assert "style" not in DRAWN[kind]
+
+
+def test_a_colour_is_a_value_or_a_class_of_the_page():
+    assert f'stroke="{charts.ORANGE}"' in DRAWN["lines"]
+    assert 'class="line"' in DRAWN["stairs"]
+    assert 'class="area line"' in DRAWN["stairs"]
+    assert re.search(r'<circle [^>]*class="won"><title>Ada &lt;1&gt;</title>', DRAWN["dots"])
+
+
+def test_stairs_hold_each_value_until_the_next_point():
+    path = re.search(r'<polyline points="([^"]+)"', DRAWN["stairs"])
+    assert path is not None
+    points = [tuple(map(float, point.split(","))) for point in path.group(1).split()]
+    assert len(points) == 5
+    assert [points[i][1] == points[i + 1][1] for i in (0, 2)] == [True, True]
+    assert [points[i][0] == points[i + 1][0] for i in (1, 3)] == [True, True]
+
+
+def test_a_strip_is_cut_in_proportion_and_names_what_is_there():
+    wide = DRAWN["strip"].split('class="narrow"')[0]
+    chart = wide[wide.index('class="wide"') :]
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', chart)]
+    assert widths == pytest.approx([720.0, 240.0, 0.0])
+    legend = wide[: wide.index('class="chart"')]
+    assert ("paid 3.00" in legend, "refunded 1.00" in legend, "x 0" in legend) == (True, True, False)

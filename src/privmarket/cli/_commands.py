@@ -1,19 +1,30 @@
-"""The commands: where each is defined, and the line about it in `privmarket --help`.
+"""Which commands there are, and options of commands from a file.
 
-Listing them loads none. A command's module is imported when the command is typed, so it may import at its top what
-it needs; what comes with an extra is imported later still (`privmarket._lazy`), so that help works without it.
+- `COMMANDS` says where each command is defined, with the line about it in `privmarket --help`. Listing them loads
+  none. A command's module is imported when the command is typed, so it may import at its top what it needs; what
+  comes with an extra is imported later still (`privmarket._lazy`), so that help works without it.
+- Other distributions add commands through the entry-point group `privmarket.commands`. An entry point names a
+  function (one command) or a `typer.Typer` (a group of commands). The studies of this repository come this way.
+- `privmarket --config run.toml federate` takes options from a TOML file with a table per command: `[federate]`,
+  `[flower.run]`. What is typed on the command line wins over the file.
 """
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import click
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 from typer.utils import get_params_from_function
+
+from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
 
 # command → module:attribute, a function or a `typer.Typer`, and its first line of help
 COMMANDS = {
@@ -128,3 +139,98 @@ def _restore_argument_help(command: click.Command) -> None:
         if isinstance(parameter, TyperArgument) and parameter.name in declared:
             info = declared[parameter.name].default
             parameter.help = info.help if isinstance(info, ArgumentInfo) else None
+
+
+GROUP = "privmarket.commands"
+STUDIES = {
+    "reproduce": "Compute the tables and figures of the paper's evaluation.",
+    "bench": "Speed, as ratios against stated references in the same run.",
+    "nash-gap": "Measure the Nash gap of the solved mean-field game.",
+}
+_HOW_TO_GET = "in a checkout of privmarket: pip install ./studies"
+
+
+def add_commands(app: typer.Typer, found: list[EntryPoint] | None = None) -> None:
+    """Adds every command that an installed distribution offers, and a placeholder for each study that is missing.
+
+    Args:
+        found: the entry points; those that are installed if left out.
+    """
+    offered = {point.name: point for point in (entry_points(group=GROUP) if found is None else found)}
+    for name, point in sorted(offered.items()):
+        try:
+            command = point.load()
+        except Exception as error:  # another distribution's fault must not take this command line down
+            _add_placeholder(app, name, f"{point.value} cannot be loaded: {error}", "install it again")
+            continue
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    for name in [name for name in STUDIES if name not in offered]:
+        _add_placeholder(app, name, "it is part of privmarket-studies, which is not installed", _HOW_TO_GET)
+
+
+def _add_placeholder(app: typer.Typer, name: str, reason: str, remedy: str) -> None:
+    def missing(context: typer.Context) -> None:
+        raise MissingPartError(f"no command {name!r}: {reason}", remedy)
+
+    app.command(
+        name,
+        help=f"{STUDIES.get(name, '')} (not available: {reason})",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(missing)
+
+
+def defaults_from(path: Path, group: click.Group, context: click.Context) -> dict[str, object]:
+    """The file's values as Click's `default_map`; a table or key that no command knows is refused."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {path}: {error.strerror or error}", "check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config {path}: not TOML: {error}", "write NAME = VALUE lines") from error
+    return _of_group(given, group, context, str(path))
+
+
+def _of_group(
+    given: Mapping[str, object], group: click.Group, context: click.Context, where: str
+) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, table in given.items():
+        command = group.get_command(context, name)
+        if command is None:
+            unknown = UnknownNameError.among("command", name, group.list_commands(context))
+            raise UnknownNameError(f"--config {where}: {unknown.message}", unknown.hint)
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"--config {where}: {name} is {table!r}", f"write a table [{name}]")
+        below = f"{where} [{name}]"
+        if isinstance(command, click.Group):
+            found[name] = _of_group(table, command, context, below)
+        else:
+            found[name] = _of_command(table, command, below)
+    return found
+
+
+def _of_command(given: Mapping[str, object], command: click.Command, where: str) -> dict[str, object]:
+    numbers = {
+        p.name for p in command.params if p.type.name in ("integer", "float", "integer range", "float range")
+    }
+    several = {parameter.name for parameter in command.params if parameter.multiple or parameter.nargs != 1}
+    names = {
+        name.lstrip("-").replace("-", "_"): parameter.name
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts, parameter.name or "")
+    }
+    found: dict[str, object] = {}
+    for key, value in given.items():
+        if key.replace("-", "_") not in names:
+            unknown = UnknownNameError.among("option", key, sorted(name for name in names if name != "help"))
+            raise UnknownNameError(f"--config {where}: {unknown.message}", unknown.hint)
+        name = str(names[key.replace("-", "_")])
+        if isinstance(value, dict) or (isinstance(value, list) and name not in several):
+            raise ConfigurationError(f"--config {where}: {key} is {value!r}", "give one value")
+        if isinstance(value, bool) and name in numbers:
+            raise ConfigurationError(f"--config {where}: {key} is {str(value).lower()}", "give a number")
+        found[name] = value
+    return found

@@ -1,7 +1,12 @@
-"""Small charts as SVG text, for pages that are one file: no script, no network, sharp on paper.
+"""Charts for web pages, as SVG text: reports, live pages and the broker's pages draw with these functions.
 
-A chart is drawn twice, for a wide and for a narrow window, and the page's style (`STYLE`) shows one of them; text
-keeps its size on a phone. Every bar, cell and line says its figures in a tooltip.
+Figures for print are made with matplotlib (`privmarket._figures`). Here there is no script and nothing is fetched,
+so that a page can be one file. A chart is drawn twice, for a wide and for a narrow window, and the page's style
+(`STYLE`) shows one of them, so that text keeps its size on a phone. Every bar, cell, dot and line says its figures
+in a tooltip.
+
+A colour is `#rrggbb`, or the name of a class of the page's own style sheet, which may then differ between a light
+and a dark theme. Neither style attributes nor style elements are written, because a page may forbid them.
 """
 
 from __future__ import annotations
@@ -12,7 +17,11 @@ from dataclasses import dataclass
 from html import escape
 
 # Okabe–Ito colours: told apart under the common colour-vision deficiencies.
-ORANGE, BLUE, GREEN, GREY, PINK = "#D55E00", "#0072B2", "#009E73", "#8a8a8a", "#CC79A7"
+ORANGE = "#D55E00"
+BLUE = "#0072B2"
+GREEN = "#009E73"
+GREY = "#8a8a8a"
+PINK = "#CC79A7"
 PALE = "#c9d6df"
 
 STYLE = """
@@ -22,17 +31,25 @@ STYLE = """
   .chart .grid { stroke: #e7e3da; stroke-width: 1; } .chart .axis { stroke: #999; stroke-width: 1; }
   .chart .limit { stroke: #333; stroke-dasharray: 5 4; }
   .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; color: #444; margin: 2px 0 8px; }
-  .legend i { display: inline-block; width: 22px; height: 0; vertical-align: middle; margin-right: 6px; }
+  .legend svg { height: 11px; vertical-align: middle; margin-right: 6px; }
+  .chart polyline { fill: none; stroke-width: 1.8; } .chart polyline.strong { stroke-width: 3; }
+  .chart polyline.dashed, .legend .dashed { stroke-dasharray: 3 4; } .chart polygon.area { opacity: 0.15; }
   @media screen and (max-width: 640px) { .chart .wide { display: none; } .chart .narrow { display: block; } }
 """
 
-_WIDE, _NARROW = 960.0, 360.0
+_WIDE = 960.0
+_NARROW = 360.0
 _LETTER = 7.4  # width of a letter of the charts' 12-pixel type, generously
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; a point whose y is None is left out."""
+    """One line of a chart; a point whose y is None is left out.
+
+    Attributes:
+        stairs: each value holds until the next point.
+        area: what lies between the line and 0 is tinted.
+    """
 
     label: str
     x: Sequence[float]
@@ -41,15 +58,27 @@ class Line:
     dashed: bool = False
     strong: bool = False
     dots: bool = False
+    stairs: bool = False
+    area: bool = False
+
+
+@dataclass(frozen=True)
+class Dots:
+    """One group of dots, (x, y, tooltip) each."""
+
+    label: str
+    points: Sequence[tuple[float, float, str]]
+    colour: str
 
 
 @dataclass(frozen=True)
 class Bars:
-    """One layer of stacked bars, a value per position."""
+    """One layer of stacked bars, a value per position; `notes` are the tooltips, where the value does not do."""
 
     label: str
     values: Sequence[float]
     colour: str
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +98,9 @@ class _Frame:
     def x(self, value: float) -> float:
         low, high = self.x_range
         if self.x_log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
+            low = math.log(low)
+            high = math.log(high)
+            value = math.log(value)
         return self.left + (value - low) / ((high - low) or 1.0) * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
@@ -88,6 +119,7 @@ def line_chart(
     x_log: bool = False,
     levels: Sequence[tuple[str, float]] = (),
     names_right: bool = False,
+    x_ends: tuple[str, str] | None = None,
 ) -> str:
     """Lines over a common axis, with a legend above where there are several.
 
@@ -95,21 +127,25 @@ def line_chart(
         y_text: how a figure on the vertical axis is written.
         levels: (name, y) of dashed horizontal lines.
         names_right: their names stand below the right end, where lines rise early; else above the left end.
+        x_ends: what stands below the ends of the horizontal axis, for one without numbers, such as times.
     """
     xs = [x for line in lines for x in line.x] or [0.0, 1.0]
     ys = [y for line in lines for y in line.y if y is not None] + [y for _, y in levels]
-    low, high = min(ys, default=0.0), max(ys, default=1.0)
+    low = min(ys, default=0.0)
+    high = max(ys, default=1.0)
     if y_from_zero:
         low = min(0.0, low)
     ticks = _ticks(low, high)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    low = min(low, ticks[0])
+    high = max(high, ticks[-1])
 
     def draw(width: float) -> str:
         height = 320.0 if width > _NARROW else 260.0
         left = 22 + _LETTER * max(len(y_text(tick)) for tick in ticks)
         frame = _Frame(width, height, left, 46.0, (min(xs), max(xs)), (low, high), x_log)
         x_ticks = sorted(set(xs)) if x_log else _whole_ticks(min(xs), max(xs), 8 if width > _NARROW else 5)
-        parts = [_axes(frame, x_title, y_title, x_ticks, ticks, y_text)]
+        parts = [_axes(frame, x_title, y_title, [] if x_ends else x_ticks, ticks, y_text)]
+        parts += [_ends(frame, x_ends)] if x_ends else []
         parts += [_level(frame, name, value, names_right) for name, value in levels]
         parts += [_line(frame, line, y_text) for line in reversed(lines)]
         return _svg(width, height, parts)
@@ -117,8 +153,50 @@ def line_chart(
     return _legend([(line.label, line.colour, line.dashed) for line in lines]) + _both(draw)
 
 
-def bar_chart(layers: Sequence[Bars], positions: Sequence[int], *, x_title: str, y_title: str) -> str:
-    """Stacked upright bars over whole numbers such as rounds."""
+def scatter(groups: Sequence[Dots], *, x_title: str, y_title: str) -> str:
+    """Dots in several groups; both axes begin at 0."""
+    xs = [x for group in groups for x, _, _ in group.points]
+    ys = [y for group in groups for _, y, _ in group.points]
+    x_ticks = _ticks(0.0, max(xs, default=1.0))
+    y_ticks = _ticks(0.0, max(ys, default=1.0))
+
+    def draw(width: float) -> str:
+        height = 320.0 if width > _NARROW else 260.0
+        left = 22 + _LETTER * max(len(f"{tick:g}") for tick in y_ticks)
+        frame = _Frame(width, height, left, 46.0, (0.0, x_ticks[-1]), (0.0, y_ticks[-1]))
+        parts = [_axes(frame, x_title, y_title, x_ticks, y_ticks, lambda value: f"{value:g}")]
+        for group in groups:
+            parts += [_circle(frame.x(x), frame.y(y), group.colour, tip) for x, y, tip in group.points]
+        return _svg(width, height, parts)
+
+    return _legend([(group.label, group.colour, False) for group in groups if group.points]) + _both(draw)
+
+
+def strip(parts: Sequence[tuple[str, float, str, str]]) -> str:
+    """One bar cut into parts, (name, value, value as text, colour) each; the legend names those above 0."""
+    total = sum(value for _, value, _, _ in parts) or 1.0
+
+    def draw(width: float) -> str:
+        drawn = []
+        x = 0.0
+        for name, value, text, colour in parts:
+            drawn.append(_rect(x, 4, width * value / total, 26, colour, f"{name}: {text}"))
+            x += width * value / total
+        return _svg(width, 34.0, drawn)
+
+    named = [(f"{name} {text}", colour, False) for name, value, text, colour in parts if value > 0]
+    return _legend(named, always=True) + _both(draw)
+
+
+def bar_chart(
+    layers: Sequence[Bars],
+    positions: Sequence[int],
+    *,
+    x_title: str,
+    y_title: str,
+    x_ends: tuple[str, str] | None = None,
+) -> str:
+    """Stacked upright bars over whole numbers such as rounds; `x_ends` as for `line_chart`."""
     totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)] or [0.0]
     ticks = _ticks(0.0, max(totals))
 
@@ -128,22 +206,15 @@ def bar_chart(layers: Sequence[Bars], positions: Sequence[int], *, x_title: str,
         span = (positions[0] - 0.5, positions[-1] + 0.5)
         frame = _Frame(width, height, left, 46.0, span, (0.0, ticks[-1]))
         x_ticks = _whole_ticks(positions[0], positions[-1], 8 if width > _NARROW else 5)
-        parts = [_axes(frame, x_title, y_title, x_ticks, ticks, lambda value: f"{value:g}")]
+        parts = [_axes(frame, x_title, y_title, [] if x_ends else x_ticks, ticks, lambda value: f"{value:g}")]
+        parts += [_ends(frame, x_ends)] if x_ends else []
         base = [0.0] * len(positions)
+        wide = frame.x(0.84) - frame.x(0.0)
         for layer in layers:
             for i, (at, value) in enumerate(zip(positions, layer.values, strict=True)):
-                tip = f"{x_title} {at}: {layer.label} {value:,.2f}"
-                top, foot = frame.y(base[i] + value), frame.y(base[i])
-                parts.append(
-                    _rect(
-                        frame.x(at - 0.42),
-                        top,
-                        frame.x(at + 0.42) - frame.x(at - 0.42),
-                        foot - top,
-                        layer.colour,
-                        tip,
-                    )
-                )
+                tip = layer.notes[i] if layer.notes else f"{x_title} {at}: {layer.label} {value:,.2f}"
+                top = frame.y(base[i] + value)
+                parts.append(_rect(frame.x(at - 0.42), top, wide, frame.y(base[i]) - top, layer.colour, tip))
                 base[i] += value
         return _svg(width, height, parts)
 
@@ -157,9 +228,17 @@ def named_bars(
     x_title: str,
     limit: tuple[str, float] | None = None,
     colour: str = ORANGE,
+    wholes: Sequence[float] = (),
+    rest_colour: str = PALE,
+    notes: Sequence[str] = (),
 ) -> str:
-    """Horizontal bars, one per name, with an optional limit as a dashed upright line."""
-    reach = max([*values, limit[1] if limit else 0.0, 1e-12])
+    """Horizontal bars, one per name, with an optional limit as a dashed upright line.
+
+    Args:
+        wholes: what each value is a part of; the rest of the bar is drawn in `rest_colour`.
+        notes: tooltips; name and value if left out.
+    """
+    reach = max([*values, *wholes, limit[1] if limit else 0.0, 1e-12])
     ticks = _ticks(0.0, reach)
     step = 20.0
 
@@ -172,7 +251,10 @@ def named_bars(
         for i, (name, value) in enumerate(zip(names, values, strict=True)):
             y = 20 + step * i
             parts.append(_text(left - 8, y + 14, name, "end"))
-            parts.append(_rect(left, y + 3, frame.x(value) - left, step - 6, colour, f"{name}: {value:.2f}"))
+            tip = f"{name}: {notes[i]}" if notes else f"{name}: {value:.2f}"
+            if wholes:
+                parts.append(_rect(left, y + 3, frame.x(wholes[i]) - left, step - 6, rest_colour, tip))
+            parts.append(_rect(left, y + 3, frame.x(value) - left, step - 6, colour, tip))
         if limit:
             x = frame.x(limit[1])
             parts.append(_stroke("limit", x, 16, x, height - 46))
@@ -199,7 +281,8 @@ def heat_map(
             if step > 12 or i % 5 == 0:
                 parts.append(_text(left - 8, y + min(step, 18.0) - 5, name, "end"))
             for start, end, value in _stretches(row):
-                x, past = frame.x(columns[start] - 0.5), frame.x(columns[end] + 0.5)
+                x = frame.x(columns[start] - 0.5)
+                past = frame.x(columns[end] + 0.5)
                 when = f"{columns[start]}" if start == end else f"{columns[start]}–{columns[end]}"
                 tip = f"{name}, {x_title} {when}: {what} {value:.2f}"
                 parts.append(_rect(x, y + 0.5, past - x, step - 1, _shade(value / most), tip))
@@ -208,13 +291,10 @@ def heat_map(
         parts.append(_text(left + (width - left) / 2, height - 8, x_title, "middle"))
         return _svg(width, height, parts)
 
-    scale = "".join(f'<b style="background:{_shade(share)}"></b>' for share in (0.05, 0.25, 0.5, 0.75, 1.0))
-    key = (
-        f'<div class="legend"><span>{escape(what)}: none <span class="scale"><b style="background:#f3f1ec"></b>'
-        f"{scale}</span> {most:.2g}</span></div>"
-        "<style>.scale b{display:inline-block;width:18px;height:11px}</style>"
-    )
-    return key + _both(draw)
+    shades = ["#f3f1ec", *(_shade(share) for share in (0.05, 0.25, 0.5, 0.75, 1.0))]
+    scale = "".join(_rect(18.0 * i, 0, 18, 11, shade, "") for i, shade in enumerate(shades))
+    key = f'<svg viewBox="0 0 {18 * len(shades)} 11" aria-hidden="true">{scale}</svg>'
+    return f'<div class="legend"><span>{escape(what)}: none {key} {most:.2g}</span></div>' + _both(draw)
 
 
 def _stretches(row: Sequence[float]) -> list[tuple[int, int, float]]:
@@ -232,7 +312,8 @@ def _stretches(row: Sequence[float]) -> list[tuple[int, int, float]]:
 
 def _shade(share: float) -> str:
     """A colour between pale and full orange, for a share from 0 to 1."""
-    pale, full = (253, 227, 207), (213, 94, 0)
+    pale = (253, 227, 207)
+    full = (213, 94, 0)
     mixed = (round(p + (f - p) * min(max(share, 0.0), 1.0)) for p, f in zip(pale, full, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
@@ -262,8 +343,14 @@ def _axes(
     return "".join(parts)
 
 
+def _ends(frame: _Frame, names: tuple[str, str]) -> str:
+    foot = frame.height - frame.bottom + 17
+    return _text(frame.left, foot, names[0], "start") + _text(frame.width - frame.right, foot, names[1], "end")
+
+
 def _upright(frame: _Frame, tick: float, label: str) -> str:
-    x, foot = frame.x(tick), frame.height - frame.bottom
+    x = frame.x(tick)
+    foot = frame.height - frame.bottom
     return _stroke("grid", x, frame.top, x, foot) + _text(x, foot + 17, label, "middle")
 
 
@@ -276,19 +363,39 @@ def _level(frame: _Frame, name: str, value: float, right: bool) -> str:
 
 
 def _line(frame: _Frame, line: Line, y_text: Callable[[float], str]) -> str:
-    points = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True) if y is not None]
-    if not points:
+    measured = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+    if not measured:
         return ""
-    last = [y for y in line.y if y is not None][-1]
+    points: list[tuple[float, float]] = []
+    for x, y in measured:
+        if line.stairs and points:
+            points.append((frame.x(x), points[-1][1]))
+        points.append((frame.x(x), frame.y(y)))
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dash = ' stroke-dasharray="3 4"' if line.dashed else ""
-    tip = f"<title>{escape(line.label)}: {escape(y_text(last))} at the end</title>"
-    width = 3 if line.strong else 1.8
-    look = f'fill="none" stroke="{line.colour}" stroke-width="{width}"{dash}'
-    drawn = f'<polyline points="{path}" {look}>{tip}</polyline>'
-    if line.dots or len(points) == 1:
-        drawn += "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{line.colour}"/>' for x, y in points)
+    drawn = ""
+    if line.area:
+        base = frame.y(max(0.0, frame.y_range[0]))
+        around = f"{points[0][0]:.1f},{base:.1f} {path} {points[-1][0]:.1f},{base:.1f}"
+        drawn += f'<polygon {_paint("fill", line.colour, "area")} points="{around}"/>'
+    kind = " ".join(name for name, said in (("strong", line.strong), ("dashed", line.dashed)) if said)
+    tip = f"<title>{escape(line.label)}: {escape(y_text(measured[-1][1]))} at the end</title>"
+    drawn += f'<polyline points="{path}" {_paint("stroke", line.colour, kind)}>{tip}</polyline>'
+    if line.dots or len(measured) == 1:
+        drawn += "".join(_circle(frame.x(x), frame.y(y), line.colour, "", 3.5) for x, y in measured)
     return drawn
+
+
+def _paint(what: str, colour: str, kind: str = "") -> str:
+    """The attributes that give a mark its colour: `fill` or `stroke`, or a class of the page's style sheet."""
+    if colour.startswith("#"):
+        kind = f' class="{kind}"' if kind else ""
+        return f'{what}="{colour}"{kind}'
+    return f'class="{f"{kind} {colour}".strip()}"'
+
+
+def _circle(x: float, y: float, colour: str, tip: str, radius: float = 5.0) -> str:
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" {_paint("fill", colour)}>{title}</circle>'
 
 
 def _stroke(look: str, x: float, y: float, to_x: float, to_y: float) -> str:
@@ -298,7 +405,7 @@ def _stroke(look: str, x: float, y: float, to_x: float, to_y: float) -> str:
 def _rect(x: float, y: float, width: float, height: float, colour: str, tip: str) -> str:
     title = f"<title>{escape(tip)}</title>" if tip else ""
     size = f'width="{max(width, 0.0):.1f}" height="{max(height, 0.0):.1f}"'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}">{title}</rect>'
+    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} {_paint("fill", colour)}>{title}</rect>'
 
 
 def _text(x: float, y: float, words: str, anchor: str) -> str:
@@ -315,24 +422,31 @@ def _both(draw: Callable[[float], str]) -> str:
     )
 
 
-def _legend(entries: Sequence[tuple[str, str, bool]]) -> str:
-    if len(entries) < 2:
+def _legend(entries: Sequence[tuple[str, str, bool]], *, always: bool = False) -> str:
+    """Names beside samples of their colours, where there are several; (name, colour, dashed) each."""
+    if len(entries) < 2 and not always:
         return ""
-    marks = [
-        f'<span><i style="border-top: 3px {"dotted" if dashed else "solid"} {colour}"></i>{escape(label)}</span>'
-        for label, colour, dashed in entries
-    ]
+    marks = []
+    for label, colour, dashed in entries:
+        if dashed:
+            sample = f'<line x1="0" y1="5" x2="22" y2="5" stroke-width="3" {_paint("stroke", colour, "dashed")}/>'
+        else:
+            sample = f'<rect x="0" y="3" width="22" height="5" {_paint("fill", colour)}/>'
+        key = f'<svg viewBox="0 0 22 11" aria-hidden="true">{sample}</svg>'
+        marks.append(f"<span>{key}{escape(label)}</span>")
     return f'<div class="legend">{"".join(marks)}</div>'
 
 
 def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round figures from at or below `low` to at or above `high`."""
     if not high > low:
-        low, high = min(0.0, low), max(high, low + 1.0)
+        high = max(high, low + 1.0)
+        low = min(0.0, low)
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [round(step * i, 12) for i in range(first, last + 1)]
 
 
