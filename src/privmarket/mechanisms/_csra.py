@@ -60,7 +60,8 @@ def _winners_and_pay(bids: Bids, budget: Array) -> tuple[Mask, Array, NDArray[np
         # v/merit = b/q without the rounding of multiplying and dividing by ε; without merit: never bought.
         rate = np.where(merit > 0, bids.valuation / merit, np.inf)
     ranking = Ranking.by(rate)
-    ranked, bought = ranking.key, np.cumsum(ranking.sort(quality), axis=-1)
+    ranked = ranking.key
+    bought = np.cumsum(ranking.sort(quality), axis=-1)
     k = count_prefix(ranked[..., 1:] * bought[..., :-1] <= budget)
     winners = ranking.first(k)
     price = np.where(k > 0, entry(ranked, k, 0.0), 0.0)

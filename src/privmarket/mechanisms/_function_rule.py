@@ -42,11 +42,13 @@ class FunctionRule(Mechanism):
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """Calls the function for each market and puts its answers side by side."""
-        epsilon, payment = np.empty(bids.shape), np.empty(bids.shape)
+        epsilon = np.empty(bids.shape)
+        payment = np.empty(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             answer = self.function(bids[market], float(budget[market][0]), **self.settings)
             outcome = _outcome_of(self.name, answer, bids.clients)
-            epsilon[market], payment[market] = outcome.epsilon, outcome.payment
+            epsilon[market] = outcome.epsilon
+            payment[market] = outcome.payment
         return Outcome(epsilon, payment)
 
 

@@ -16,8 +16,8 @@ Each kind has two versions, for one market of any size and for many small market
 steps of the first, on arrays with one row per market and in the same order of additions, so both give the same
 bits.
 
-Notation: price level τ with curve G, Ḡ = ∫G (`market._menu`); ration level ℓ with amounts a_m(ℓ)
-(`market._ration_curve`).
+Notation: price level τ with curve G, Ḡ = ∫G and ration level ℓ with amounts a_m(ℓ), both
+of `market._menus`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _last_reached(
     while np.any(stop - start > 1):
         middle = (start + stop) // 2
         yes = reached(middle)
-        start, stop = np.where(yes, middle, start), np.where(yes, stop, middle)
+        start = np.where(yes, middle, start)
+        stop = np.where(yes, stop, middle)
     return start
 
 
@@ -156,7 +157,8 @@ def _narrowed(
         sellers = np.searchsorted(ranked, level * curve.price, side="left")
         return float((curve.weight * curve.price) @ prefix[sellers])
 
-    below, above = low, high
+    below = low
+    above = high
     for _ in range(_BRACKET_STEPS):
         middle = 0.5 * (low + above)
         if middle * (pay_rate(middle) + epsilon_max * curve.area) < budget:
@@ -214,7 +216,9 @@ def price_levels_of_many(
     """(..., clients) τ_{−i}, from (..., clients) bids and (..., 1) budgets."""
     ranking = Ranking.by(valuation)
     flat = (-1, valuation.shape[-1])
-    asked, offered, money = ranking.key.reshape(flat), ranking.sort(epsilon).reshape(flat), budget.reshape(-1, 1)
+    asked = ranking.key.reshape(flat)
+    offered = ranking.sort(epsilon).reshape(flat)
+    money = budget.reshape(-1, 1)
     size = max(1, _BREAKPOINT_CELLS // (valuation.shape[-1] * curve.price.size))
     parts = [slice(start, start + size) for start in range(0, len(asked), size)]
     found = [_many_price_levels(asked[part], offered[part], money[part], curve, epsilon_max) for part in parts]
@@ -256,7 +260,8 @@ def _many_price_levels(
     # Clients that start to sell a step at one of the breakpoints do not count their own part.
     moving = np.arange(valuation.shape[-1]) >= first[:, :1]
     reached = _last_reached(affordable, listed, own.shape)
-    interval, own = np.where(moving, reached, interval), np.where(moving, own_beyond(reached), own)
+    interval = np.where(moving, reached, interval)
+    own = np.where(moving, own_beyond(reached), own)
     ends = np.concatenate([point[:, 1:], np.full((point.shape[0], 1), np.inf)], axis=-1)
     there = np.take_along_axis(rate, interval, axis=-1)
     return np.asarray(np.minimum(np.take_along_axis(ends, interval, axis=-1), budget / (there - own)))
@@ -273,7 +278,8 @@ def _many_breakpoints(
         first: (markets, steps) the ranks from here on start to sell step m above `low`; all others sell it there.
     """
     markets, clients = valuation.shape
-    price, weight = curve.price[:, None], curve.weight[:, None]
+    price = curve.price[:, None]
+    weight = curve.weight[:, None]
     above = np.arange(clients) >= first[..., None]
     listed = np.where(above, last_level_unsold(valuation[:, None], price), np.inf).reshape(markets, -1)
     order = np.argsort(listed, axis=-1, kind="stable")
@@ -319,7 +325,8 @@ def ration_levels(
     start = _last_reached(lambda at: others_and_reserve(at) <= budget, points.size, valuation.shape)
     last = start == points.size - 1
     after = np.where(last, start, start + 1)
-    here, there = others_and_reserve(start), others_and_reserve(after)
+    here = others_and_reserve(start)
+    there = others_and_reserve(after)
     rise = np.where(there > here, there - here, 1.0)
     part = np.clip((budget - here) / rise, 0.0, 1.0)
     level = points[start] + np.where(last, 0.0, part * (points[after] - points[start]))
@@ -342,7 +349,8 @@ class _TotalPay:
     @staticmethod
     def of(curve: RationCurve, valuation: Array, epsilon: Array) -> _TotalPay:
         order = np.argsort(epsilon, kind="stable")
-        asked, offered = valuation[order], epsilon[order]
+        asked = valuation[order]
+        offered = epsilon[order]
         offers = [offered[asked < price] for price in curve.price]
         return _TotalPay(curve, offers, [np.append(0.0, np.cumsum(some)) for some in offers])
 
@@ -386,7 +394,8 @@ def _bracket(fits: Callable[[Array], NDArray[np.bool_]], low: float, top: float)
         fitting = int(np.count_nonzero(np.logical_and.accumulate(fits(points[1:]))))
         if fitting == _PARTS:
             return high, high
-        low, high = float(points[fitting]), float(points[fitting + 1])
+        low = float(points[fitting])
+        high = float(points[fitting + 1])
     return low, high
 
 
@@ -435,7 +444,8 @@ def _many_ration_levels(
 
     start = _last_reached(lambda index: at(index)[1] <= budget, count, valuation.shape)
     last = start == count - 1
-    (below, here), (above, there) = at(start), at(np.where(last, start, start + 1))
+    below, here = at(start)
+    above, there = at(np.where(last, start, start + 1))
     rise = np.where(there > here, there - here, 1.0)
     part = np.clip((budget - here) / rise, 0.0, 1.0)
     level = below + np.where(last, 0.0, part * (above - below))

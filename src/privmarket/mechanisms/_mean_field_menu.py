@@ -70,15 +70,18 @@ class MeanFieldMenu(Mechanism):
         bids.refuse_above(self.epsilon_max)
         if len(bids.shape) > 1 and self._lists_all(bids):
             return Outcome(*self._at(bids.valuation, bids.epsilon, self._levels(bids, budget)))
-        epsilon, payment = np.zeros(bids.shape), np.zeros(bids.shape)
+        epsilon = np.zeros(bids.shape)
+        payment = np.zeros(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             # In rank order, those who can sell at all come first: the others are never touched.
             ranking = Ranking.by(bids.valuation[market])
-            offered, money = bids.epsilon[market][ranking.order], float(budget[market][0])
+            offered = bids.epsilon[market][ranking.order]
+            money = float(budget[market][0])
             facing, _ = price_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
             can_sell = ranking.order[: facing.size]
             sold, paid = self._at(ranking.key[: facing.size], offered[: facing.size], facing)
-            epsilon[market][can_sell], payment[market][can_sell] = sold, paid
+            epsilon[market][can_sell] = sold
+            payment[market][can_sell] = paid
         return Outcome(epsilon, payment)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
@@ -111,7 +114,8 @@ class MeanFieldMenu(Mechanism):
         levels = np.empty(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             ranking = Ranking.by(bids.valuation[market])
-            offered, money = bids.epsilon[market][ranking.order], float(budget[market][0])
+            offered = bids.epsilon[market][ranking.order]
+            money = float(budget[market][0])
             facing, rest = price_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
             levels[market][ranking.order[: facing.size]] = facing
             levels[market][ranking.order[facing.size :]] = rest

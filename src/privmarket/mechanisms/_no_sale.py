@@ -54,9 +54,11 @@ def _rounded_up(value: float) -> float:
 
 def _budget_that_sells(rule: Mechanism, bids: Bids, budget: float) -> float | None:
     """A budget from which the rule sells something: doubled until it does, then narrowed down from above."""
-    low, high = budget, budget
+    low = budget
+    high = budget
     for _ in range(_DOUBLINGS):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if _sold(rule, bids, high) > 0:
             break
     else:

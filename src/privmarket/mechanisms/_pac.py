@@ -114,7 +114,8 @@ def fair_query(valuation: Array, takes_part: Mask, losers: int, budget: Array, *
 def _cheapest(values: Array, ranked: Array, k: np.ndarray) -> Mask:
     """(..., clients) the k lowest values, ties by position. Sorting values alone is faster than an argsort."""
     last = entry(ranked, k - 1, -np.inf)
-    below, level = values < last, values == last
+    below = values < last
+    level = values == last
     room = k - np.count_nonzero(below, axis=-1, keepdims=True)
     tied = np.count_nonzero(level, axis=-1, keepdims=True)
     if np.all((tied == room) | (k == 0)):

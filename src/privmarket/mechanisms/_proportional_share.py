@@ -28,7 +28,8 @@ class ProportionalShare(Mechanism):
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """The cheapest clients sell all they offer at one unit price."""
         ranking = Ranking.by(bids.valuation)
-        ranked, bought = ranking.key, np.cumsum(ranking.sort(bids.epsilon), axis=-1)
+        ranked = ranking.key
+        bought = np.cumsum(ranking.sort(bids.epsilon), axis=-1)
         k = count_prefix(ranked * bought <= budget)
         winners = ranking.first(k)
         price = np.minimum(budget / entry(bought, k - 1, 1.0), entry(ranked, k, np.inf))

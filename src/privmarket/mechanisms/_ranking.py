@@ -38,10 +38,12 @@ class Ranking:
         same = ranked[..., 1:] == ranked[..., :-1]
         if same.any():
             edge = np.zeros((*same.shape[:-1], 1), dtype=np.bool_)
-            after, before = np.concatenate([edge, same], axis=-1), np.concatenate([same, edge], axis=-1)
+            after = np.concatenate([edge, same], axis=-1)
+            before = np.concatenate([same, edge], axis=-1)
             tied = np.flatnonzero(after | before)
             run = np.cumsum(~after.ravel()[tied])
-            flat, n = order.reshape(-1), order.shape[-1]
+            flat = order.reshape(-1)
+            n = order.shape[-1]
             # Runs follow each other, so sorting (run, index) as one integer keeps every index in its own run.
             flat[tied] = np.sort(run * n + flat[tied]) % n
         return cls(order, ranked)

@@ -76,5 +76,6 @@ class TwoStep(RationMenu):
             )
         if self.bulk_price is None:
             return RationCurve([self.unit_price], [1.0], self.service_amount)
-        prices, multiples = [self.bulk_price, self.unit_price], [self.bulk_multiple, 1.0]
+        prices = [self.bulk_price, self.unit_price]
+        multiples = [self.bulk_multiple, 1.0]
         return RationCurve(prices, multiples, self.service_amount)

@@ -72,7 +72,8 @@ def _search(
     edges = np.unique(
         np.concatenate([np.linspace(0.0, 2 * dearest, _FIRST_BOXES), np.geomspace(2 * dearest, top, 32), [value]])
     )
-    low, high = edges[:-1], edges[1:]
+    low = edges[:-1]
+    high = edges[1:]
     best = 0.0  # a client may stay out
     report = value
     settled = 0.0
@@ -91,9 +92,11 @@ def _search(
             return report, max(best, min(settled, best + near))
         if seen + 2 * int(open_boxes.sum()) > _MOST_BOXES:
             return report, max(settled, float(bound[open_boxes].max()))
-        low, high = low[open_boxes], high[open_boxes]
+        low = low[open_boxes]
+        high = high[open_boxes]
         centre = 0.5 * (low + high)
-        low, high = np.concatenate([low, centre]), np.concatenate([centre, high])
+        low = np.concatenate([low, centre])
+        high = np.concatenate([centre, high])
     return report, max(settled, float(bound.max()))
 
 

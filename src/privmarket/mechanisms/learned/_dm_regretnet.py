@@ -46,8 +46,13 @@ class LevelsNetwork(ConcatenatedNetwork):
         straight_through: bool = True,
     ) -> None:
         super().__init__()
-        self.seats, self.levels, self.temperature, self.hidden = seats, levels, temperature, hidden
-        self.violation_weight, self.menus, self.straight_through = violation_weight, menus, straight_through
+        self.seats = seats
+        self.levels = levels
+        self.temperature = temperature
+        self.hidden = hidden
+        self.violation_weight = violation_weight
+        self.menus = menus
+        self.straight_through = straight_through
         outputs = seats * (levels + 2) + max(menus - 1, 0)
         self.net = multilayer((BID_FEATURES * seats, hidden, hidden, hidden, outputs), last_gain=0.05)
         self.log_width = nn.Parameter(torch.tensor([math.log(0.2)]))
@@ -58,8 +63,10 @@ class LevelsNetwork(ConcatenatedNetwork):
         head = self.net(bid_features(markets, valuation, epsilon).flatten(-2))
         sizes = (self.seats * self.levels, self.seats, self.seats, max(self.menus - 1, 0))
         shift, height, money, aim = head.split(sizes, dim=-1)
-        shift, height = shift.unflatten(-1, (self.seats, self.levels)), height.clamp(-4.0, 4.0)
-        s, width = valuation / markets.unit, self.log_width.exp()
+        shift = shift.unflatten(-1, (self.seats, self.levels))
+        height = height.clamp(-4.0, 4.0)
+        s = valuation / markets.unit
+        width = self.log_width.exp()
         if self.menus:
             log_price = self._clearing_price(markets, s, epsilon / markets.epsilon_max, height, aim)
         else:
@@ -77,7 +84,8 @@ class LevelsNetwork(ConcatenatedNetwork):
     def _clearing_price(self, markets: Markets, s: Tensor, cap: Tensor, height: Tensor, aim: Tensor) -> Tensor:
         """(..., L, 1) log of the price at which ramps about it, paid their Myerson integral, spend the budget."""
         rungs = torch.linspace(math.log(1.4), math.log(32.0), self.menus, dtype=s.dtype)
-        width, threshold = self.log_width.exp(), torch.exp(rungs + height[..., None])
+        width = self.log_width.exp()
+        threshold = torch.exp(rungs + height[..., None])
         z = 0.5 + (1 - s[..., None] / threshold) / width
         ramp = z.clamp(0.0, 1.0)
         spent = s[..., None] * ramp + (0.5 * width) * threshold * ramp * (2 * z - ramp)

@@ -280,7 +280,8 @@ def settle(trade: Trade, bids: Bids, reports: Bids, budget: Array, guard: bool =
     Whatever rounding the network did, pay covers the reported cost and, where all entries belong to one
     auction (`guard`), stays within the budget.
     """
-    offered, valuation = reports.epsilon, reports.valuation
+    offered = reports.epsilon
+    valuation = reports.valuation
     share = trade.epsilon.double().numpy().reshape(bids.shape) / offered
     np.clip(share, 0.0, 1.0, out=share)
     markup = trade.payment.double().numpy().reshape(bids.shape) - valuation * offered * share

@@ -57,7 +57,8 @@ class LiteralNetwork(AuctionNetwork):
 
     def __init__(self, hidden: int = 128, levels: int = 1) -> None:
         super().__init__()
-        self.hidden, self.levels = hidden, levels
+        self.hidden = hidden
+        self.levels = levels
         self.net = multilayer((2 * BID_FEATURES + 1, hidden, hidden, hidden, 2 * levels))
 
     def shares(self, like: Tensor) -> Tensor:
@@ -66,9 +67,11 @@ class LiteralNetwork(AuctionNetwork):
 
     def bid_rows(self, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor | None = None) -> Tensor:
         """(..., L, D, 4) scaled bid rows (v, d, u, ε)."""
-        size, accuracy = markets.data_size, markets.accuracy
+        size = markets.data_size
+        accuracy = markets.accuracy
         if who is not None:
-            size, accuracy = size[:, who], accuracy[:, who]
+            size = size[:, who]
+            accuracy = accuracy[:, who]
         spread = torch.zeros_like(valuation)
         return torch.stack((valuation, size + spread, accuracy + spread, epsilon / markets.epsilon_max), dim=-1)
 
@@ -134,7 +137,8 @@ class LiteralNetwork(AuctionNetwork):
         others = encoded.softmax - encoded.own_softmax[..., who]  # (m, L, D)
         slope = encoded.softmax_slope
         for _ in range(rows.dim() - 3):  # reports that are tried independently come between levels and profiles
-            others, slope = others.unsqueeze(1), slope.unsqueeze(1)
+            others = others.unsqueeze(1)
+            slope = slope.unsqueeze(1)
         all_softmax = others + softmax + (slope * move).sum(-1)
         all_pay = encoded.pay - encoded.own_pay[:, who] + pay + (encoded.pay_slope * move).sum(-1)
         scale = torch.clamp(markets.budget / all_pay.clamp_min(1e-30), max=1.0)

@@ -406,7 +406,8 @@ class Critic(nn.Module):
 
     def forward(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
         """(..., L, D) from reports (..., L, D)."""
-        s, cap = torch.log1p(valuation / markets.unit), epsilon / markets.epsilon_max
+        s = torch.log1p(valuation / markets.unit)
+        cap = epsilon / markets.epsilon_max
         mean_s = torch.log1p(markets.valuation / markets.unit).mean(-1, keepdim=True).expand_as(s)
         mean_cap = (markets.epsilon / markets.epsilon_max).mean(-1, keepdim=True).expand_as(s)
         value: Tensor = self.net(torch.stack((s, cap, mean_s, mean_cap), dim=-1)).squeeze(-1)

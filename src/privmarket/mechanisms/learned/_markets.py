@@ -145,9 +145,11 @@ class MarketSampler:
             distribution.sample(rng, n, (int((distribution_of == index).sum()),))
             for index, distribution in enumerate(self.distributions)
         ]
-        shape, (poor, rich) = (profiles, n), self.budget_per_client
+        shape = (profiles, n)
+        poor, rich = self.budget_per_client
         if self.public_features:
-            size, accuracy = rng.uniform(0.2, 1.8, shape), rng.uniform(0.5, 1.0, shape)
+            size = rng.uniform(0.2, 1.8, shape)
+            accuracy = rng.uniform(0.5, 1.0, shape)
         else:
             size = np.concatenate([part.data_share * n for part in parts])
             accuracy = np.full(shape, UNKNOWN_ACCURACY)

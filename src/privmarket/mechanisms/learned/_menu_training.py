@@ -13,7 +13,7 @@ family
 the fluid
   limit (two steps, or graded ones for the typical error).
 
-Notation: see `market._menu` and `market._ration_curve`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
+Notation: see `market._menus`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ from privmarket.mechanisms.learned._weights import Weights
 _RATIOS = (1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0)
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45)
 # Steps of a ration curve beyond the ration: below, at and above the price of the design's bulk.
-_BELOW, _ABOVE = 3, 2
+_BELOW = 3
+_ABOVE = 2
 _STRENGTH_POINTS = 512
 _BISECTIONS = 30
 # Multiples that differ by less are one step.
@@ -427,7 +428,8 @@ class _SmoothShares(_Smooth):
             for _ in range(24):
                 middle = (low + high) / 2
                 within = spend(middle) <= budget
-                low, high = torch.where(within, middle, low), torch.where(within, high, middle)
+                low = torch.where(within, middle, low)
+                high = torch.where(within, high, middle)
             nudge = 1e-3
             slope = (spend(low + nudge) - spend(low - nudge)) / (2 * nudge)
         level = low - (spend(low) - budget) / slope
@@ -487,7 +489,8 @@ class _SmoothCurve(_Smooth):
 
     def exact(self) -> RationCurve:
         """The curve as the mechanism takes it: nearly equal steps are merged, the dearer price stays."""
-        prices, multiples = self.prices().detach().numpy(), self.multiples().detach().numpy()
+        prices = self.prices().detach().numpy()
+        multiples = self.multiples().detach().numpy()
         kept = [len(prices) - 1]
         for step in reversed(range(len(prices) - 1)):
             apart = multiples[step] / multiples[kept[-1]] > _LEAST_RATIO
@@ -500,7 +503,8 @@ class _SmoothCurve(_Smooth):
         """(L,) the error of each market, cleared at the ration that spends its budget but for one reserve."""
         log_valuation = torch.tensor(np.log(np.maximum(bids.valuation, 1e-9)))[..., None]
         offered = torch.tensor(bids.epsilon)[..., None]
-        prices, multiples = self.prices(), self.multiples()
+        prices = self.prices()
+        multiples = self.multiples()
         sells = torch.sigmoid((prices.log() - log_valuation) / width)  # (L, N, M), rising with the price
         others = 1.0 - 1.0 / bids.clients
 
@@ -525,7 +529,8 @@ class _SmoothCurve(_Smooth):
         share = torch.tensor(bids.data_share)
         strength = (chosen * self._mu(sold)).sum(-1) * share * bids.clients
         total = strength.sum(-1)
-        excess, goal = strength / total[:, None] - share, self.objective
+        excess = strength / total[:, None] - share
+        goal = self.objective
         if isinstance(goal, TypicalAggregateError):
             bias = bids.clients * excess.square().sum(-1)
         else:
@@ -541,7 +546,8 @@ class _SmoothCurve(_Smooth):
             for _ in range(_BISECTIONS):
                 middle = (low + high) / 2
                 fits = spend(middle) <= budget
-                low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+                low = torch.where(fits, middle, low)
+                high = torch.where(fits, high, middle)
             nudge = 1e-3
             slope = (spend(low + nudge) - spend(low - nudge)) / (2 * nudge)
         newton = low - (spend(low) - budget) / slope.clamp_min(1e-12)
@@ -551,7 +557,8 @@ class _SmoothCurve(_Smooth):
         """μ(ε) by interpolation between logarithmic points; same shape."""
         x = epsilon.clamp_min(1e-12).log().clamp(self._log_epsilon[0], self._log_epsilon[-1])
         at = torch.searchsorted(self._log_epsilon, x.detach().contiguous()).clamp(1, _STRENGTH_POINTS - 1)
-        left, right = self._log_epsilon[at - 1], self._log_epsilon[at]
+        left = self._log_epsilon[at - 1]
+        right = self._log_epsilon[at]
         part = (x - left) / (right - left)
         return ((1 - part) * self._log_mu[at - 1] + part * self._log_mu[at]).exp()
 

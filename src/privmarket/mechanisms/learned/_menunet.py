@@ -194,8 +194,10 @@ class MfgMenuNet(MeanFieldMenu):
 
     def _answer(self, facing: list[_Facing], reports: Bids) -> Outcome:
         flat = (-1, reports.clients)
-        valuation, offered = reports.valuation.reshape(flat), reports.epsilon.reshape(flat)
-        epsilon, payment = np.empty(valuation.shape), np.empty(valuation.shape)
+        valuation = reports.valuation.reshape(flat)
+        offered = reports.epsilon.reshape(flat)
+        epsilon = np.empty(valuation.shape)
+        payment = np.empty(valuation.shape)
         for group in facing:
             epsilon[group.rows], payment[group.rows] = group.trade(valuation[group.rows], offered[group.rows])
         return Outcome(epsilon.reshape(reports.shape), payment.reshape(reports.shape))
@@ -400,7 +402,8 @@ class _Supply:
 
     def pay(self, fraction: Array, level: Array) -> Array:
         """What all clients together are paid at each (fraction, level)."""
-        ladder, floors = self.ladder, self.ladder.floors
+        ladder = self.ladder
+        floors = self.ladder.floors
         price = np.asarray(floors.service_price)
         total = floors.service_share * floors.service_price * fraction * self.below(price)
         for step, weight in zip(ladder.curve.price, ladder.curve.weight, strict=True):
@@ -425,7 +428,8 @@ def ladder_levels(
         cost = supply.pay(fraction, level) - own + ladder.most(epsilon_max, fraction, level)
         return np.asarray(cost <= budget)
 
-    zeros, ones = np.zeros(valuation.shape), np.ones(valuation.shape)
+    zeros = np.zeros(valuation.shape)
+    ones = np.ones(valuation.shape)
     whole = within(ones, zeros)
     fraction = np.where(whole, 1.0, _bisect(lambda u: within(u, zeros), zeros, ones))
     # Nobody can be paid more than the whole budget, so no level beyond this is feasible.
@@ -438,5 +442,6 @@ def _bisect(feasible: Callable[[Array], NDArray[np.bool_]], low: Array, high: Ar
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         ok = feasible(middle)
-        low, high = np.where(ok, middle, low), np.where(ok, high, middle)
+        low = np.where(ok, middle, low)
+        high = np.where(ok, high, middle)
     return low

@@ -94,7 +94,10 @@ class MeanFieldNetwork(AuctionNetwork):
 
     def __init__(self, menus: int = 20, hidden: int = 128, gate_hidden: int = 32, mean_field: bool = True) -> None:
         super().__init__()
-        self.menus, self.hidden, self.gate_hidden, self.mean_field = menus, hidden, gate_hidden, mean_field
+        self.menus = menus
+        self.hidden = hidden
+        self.gate_hidden = gate_hidden
+        self.mean_field = mean_field
         # No biases: the first feature is constant. Adding them would cost a fifth of a product.
         self.row = multilayer((ROW_FEATURES, hidden, hidden, hidden, 2 * menus), last_gain=0.05, bias=False)
         self.gate = multilayer((ROW_FEATURES + menus + 1, gate_hidden, gate_hidden, 2 * menus), 0.05)
@@ -110,10 +113,13 @@ class MeanFieldNetwork(AuctionNetwork):
 
     def rows(self, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor | None = None) -> Rows:
         """The row network at reports (..., L, D) of the clients `who` (all by default)."""
-        size, accuracy = markets.data_size, markets.accuracy
+        size = markets.data_size
+        accuracy = markets.accuracy
         if who is not None:
-            size, accuracy = size[:, who], accuracy[:, who]
-        s, cap = valuation / markets.unit, epsilon / markets.epsilon_max
+            size = size[:, who]
+            accuracy = accuracy[:, who]
+        s = valuation / markets.unit
+        cap = epsilon / markets.epsilon_max
         one = torch.ones_like(s)
         few = one * (FEW / markets.clients)
         known = (one, torch.log1p(s), cap, torch.log(cap + 0.02), few)
@@ -126,7 +132,8 @@ class MeanFieldNetwork(AuctionNetwork):
         """Shares and markups (..., K): a ramp about each threshold and the ramp's own Myerson integral."""
         threshold = self.log_threshold.exp()
         width = threshold * self.log_width.exp()
-        offset, slope = (0.5 + threshold / width).repeat(2), (-1 / width).repeat(2)
+        offset = (0.5 + threshold / width).repeat(2)
+        slope = (-1 / width).repeat(2)
         height = torch.addcmul(correction + offset, s, slope)
         ramp = height.clamp(0.0, 1.0)
         above = ramp[..., self.menus :]
@@ -237,19 +244,26 @@ class MfgRegretNet(MeanFieldMechanism):
 
 def encode_in_chunks(network: MeanFieldNetwork, markets: Markets) -> Rows:
     """`network.encode`, some hundred clients at a time in buffers that stay in the processor's cache."""
-    shape, menus = markets.valuation.shape, network.menus
+    shape = markets.valuation.shape
+    menus = network.menus
     s = (markets.valuation / markets.unit).reshape(-1)
     cap = (markets.epsilon / markets.epsilon_max).reshape(-1)
     count = s.shape[0]
     columns = _room(s, ROW_FEATURES, count)  # column by column: logarithms of strided numbers are slow
-    columns[0], columns[2], columns[4] = 1.0, cap, FEW / markets.clients
+    columns[0] = 1.0
+    columns[2] = cap
+    columns[4] = FEW / markets.clients
     torch.log1p(s, out=columns[1])
     torch.log(cap + 0.02, out=columns[3])
     torch.sub(markets.data_size.reshape(-1), 1, out=columns[5])
     torch.sub(markets.accuracy.reshape(-1), 0.75, out=columns[6])
-    features, s, cap = columns.T, s[:, None], cap[:, None]
-    share, markup = _room(s, count, menus), _room(s, count, menus)
-    layers, ramps = _Layers(network), _Ramps(network)
+    features = columns.T
+    s = s[:, None]
+    cap = cap[:, None]
+    share = _room(s, count, menus)
+    markup = _room(s, count, menus)
+    layers = _Layers(network)
+    ramps = _Ramps(network)
     for start in range(0, count, CHUNK_ROWS):
         rows = slice(start, min(start + CHUNK_ROWS, count))
         ramps(layers.hidden(features[rows]), s[rows], share[rows], markup[rows])
@@ -290,8 +304,10 @@ class _Ramps:
         assert isinstance(last, torch.nn.Linear)
         threshold = network.log_threshold.exp()
         width = threshold * network.log_width.exp()
-        self.weight, self.menus = last.weight.detach().T.contiguous(), network.menus
-        self.offset, self.slope = (0.5 + threshold / width).repeat(2), (-1 / width).repeat(2)
+        self.weight = last.weight.detach().T.contiguous()
+        self.menus = network.menus
+        self.offset = (0.5 + threshold / width).repeat(2)
+        self.slope = (-1 / width).repeat(2)
         self.scale = -0.5 * width
         self.height = width.new_empty(CHUNK_ROWS, 2 * network.menus)
 

@@ -43,7 +43,8 @@ def cheap_candidates(valuation: Tensor, epsilon: Tensor, generator: torch.Genera
 
     order = torch.randperm(valuation.numel(), generator=generator)
     others = valuation.reshape(-1)[order].reshape(valuation.shape)
-    v, e = valuation[None], epsilon[None]
+    v = valuation[None]
+    e = epsilon[None]
     shifts = (normal(0.03, 1), normal(0.1, 2), normal(0.4, 2), normal(0.03, 2))
     keep = torch.ones_like(v)
     return Misreports(
@@ -154,12 +155,16 @@ class _Path:
     """
 
     def __init__(self, deviation: Deviation, start: Misreports, true_valuation: Tensor) -> None:
-        self.deviation, self.now, self.true_valuation = deviation, start, true_valuation
-        self.kept, self.kept_gain = start, torch.full_like(start.valuation, -torch.inf)
+        self.deviation = deviation
+        self.now = start
+        self.true_valuation = true_valuation
+        self.kept = start
+        self.kept_gain = torch.full_like(start.valuation, -torch.inf)
 
     def slopes(self) -> tuple[Misreports, Tensor, Tensor]:
         """Where the walk stands, and the utility's slopes in v and ε there, (L, D) each."""
-        v, e = self.now.valuation.clone().requires_grad_(), self.now.epsilon.clone().requires_grad_()
+        v = self.now.valuation.clone().requires_grad_()
+        e = self.now.epsilon.clone().requires_grad_()
         with torch.enable_grad():
             gain = self.deviation(v, e).utility(self.true_valuation)
             slope_v, slope_e = torch.autograd.grad(gain.sum(), (v, e))

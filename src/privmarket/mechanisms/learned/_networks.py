@@ -197,7 +197,8 @@ def spending_the_budget(spend: Tensor, target: Tensor, spread: Tensor) -> Tensor
         spend: (..., K) what each menu would spend; rises with k, or is treated as if it did.
         target: (..., K − 1) for each pair of neighbours.
     """
-    low, high = spend[..., :-1], spend[..., 1:]
+    low = spend[..., :-1]
+    high = spend[..., 1:]
     gap = (high - low).clamp_min(1e-3)
     climbed = (0.5 + (target - 0.5 * (low + high)) / (spread * gap)).clamp(0.0, 1.0)
     one = torch.ones_like(climbed[..., :1])
@@ -225,7 +226,8 @@ class MenuLadder(nn.Module):
             corrections: (..., L, seats, 2K) added to the height of each ramp, for the share and for the markup.
             of_menus: (..., L, 2K) what to aim for with each menu, and the log by which its markups are scaled.
         """
-        s, cap = valuation / markets.unit, epsilon / markets.epsilon_max
+        s = valuation / markets.unit
+        cap = epsilon / markets.epsilon_max
         share, markup = self._terms(corrections, s[..., None])  # (..., L, seats, K)
         clients = markets.clients if markets.present is None else markets.present.sum(-1, keepdim=True)
         cost = ((cap * s)[..., None, :] @ share).squeeze(-2)

@@ -186,11 +186,13 @@ def best_weights(unit: Tensor, share: Tensor, heterogeneity: float, bisections: 
 
     def at(nu: Tensor) -> Tensor:
         # At this μ the lower limits alone sum to 1, so the root lies below it.
-        low, high = torch.zeros_like(nu), 2 / (1 / unit).sum(-1, keepdim=True)
+        low = torch.zeros_like(nu)
+        high = 2 / (1 / unit).sum(-1, keepdim=True)
         for _ in range(bisections):
             mu = (low + high) / 2
             enough = clipped(mu, nu).sum(-1, keepdim=True) >= 1
-            low, high = torch.where(enough, low, mu), torch.where(enough, mu, high)
+            low = torch.where(enough, low, mu)
+            high = torch.where(enough, mu, high)
         return clipped(high, nu)
 
     def clipped(mu: Tensor, nu: Tensor) -> Tensor:
@@ -203,6 +205,7 @@ def best_weights(unit: Tensor, share: Tensor, heterogeneity: float, bisections: 
         nu = (low + high) / 2
         shortfall = (share - at(nu)).clamp_min(0).sum(-1, keepdim=True)
         too_low = nu < steep * shortfall
-        low, high = torch.where(too_low, nu, low), torch.where(too_low, high, nu)
+        low = torch.where(too_low, nu, low)
+        high = torch.where(too_low, high, nu)
     weights = at(high)
     return weights / weights.sum(-1, keepdim=True)

@@ -78,7 +78,8 @@ class ConcatenatedNetwork(AuctionNetwork):
         return Trade(nothing.index_copy(1, who, trade.epsilon), nothing.index_copy(1, who, trade.payment))
 
     def _each_alone(self, rule: Rule, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
-        v, e = _spread(markets.valuation, valuation, who), _spread(markets.epsilon, epsilon, who)
+        v = _spread(markets.valuation, valuation, who)
+        e = _spread(markets.epsilon, epsilon, who)
         present = None if markets.present is None else markets.present[:, None]
         wide = replace(
             markets,
@@ -126,8 +127,12 @@ class RegretNetwork(ConcatenatedNetwork):
         selected: int = 0,
     ) -> None:
         super().__init__()
-        self.seats, self.hidden, self.layers, self.menus = seats, hidden, layers, menus
-        self.population_row, self.selected = population_row, selected
+        self.seats = seats
+        self.hidden = hidden
+        self.layers = layers
+        self.menus = menus
+        self.population_row = population_row
+        self.selected = selected
         inputs = BID_FEATURES * (seats + population_row)
         outputs = 2 * menus * (seats + 1) if menus else 3 * seats
         gain = 0.05 if menus else 0.1
@@ -206,7 +211,8 @@ class SeatedMechanism(LearnedMechanism):
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """A deviation reaches the own group only: N small auctions instead of N large ones."""
         reports.refuse_above(self.epsilon_max)
-        column, dtype = budget_column(budget, bids.shape), torch.float64
+        column = budget_column(budget, bids.shape)
+        dtype = torch.float64
         network = self.network(dtype)
         assert isinstance(network, ConcatenatedNetwork)
         markets = from_bids(bids, column, self.epsilon_max, dtype)

@@ -141,8 +141,10 @@ class Slope:
 
 def _times(low: Tensor, high: Tensor, other_low: Tensor, other_high: Tensor) -> tuple[Tensor, Tensor]:
     """The interval of all products of two intervals."""
-    first, second = low * other_low, low * other_high
-    third, fourth = high * other_low, high * other_high
+    first = low * other_low
+    second = low * other_high
+    third = high * other_low
+    fourth = high * other_high
     least = torch.minimum(torch.minimum(first, second), torch.minimum(third, fourth))
     most = torch.maximum(torch.maximum(first, second), torch.maximum(third, fourth))
     return least, most
@@ -172,7 +174,8 @@ def _multiply(a: Any, b: Any) -> Slope:
         of_a = _times(a.low, a.high, b.least, b.most)
         of_b = _times(b.low, b.high, a.least, a.most)
         return a._like(a.middle * b.middle, of_a[0] + of_b[0], of_a[1] + of_b[1])
-    first, second = a.low * b, a.high * b
+    first = a.low * b
+    second = a.high * b
     return a._like(a.middle * b, torch.minimum(first, second), torch.maximum(first, second))
 
 
@@ -189,7 +192,8 @@ def _matmul(a: Any, b: Any) -> Slope:
     if isinstance(a, Slope) and isinstance(b, Slope):
         return _sum(_multiply(a[..., :, :, None], b[..., None, :, :]), -2)
     slope, other = (a, b) if isinstance(a, Slope) else (b, a)
-    up, down = other.clamp_min(0.0), other.clamp_max(0.0)
+    up = other.clamp_min(0.0)
+    down = other.clamp_max(0.0)
     if isinstance(a, Slope):
         return slope._like(
             slope.middle @ other, slope.low @ up + slope.high @ down, slope.high @ up + slope.low @ down
@@ -257,8 +261,10 @@ def _softmax(x: Slope, dim: int = -1, dtype: torch.dtype | None = None, **_: obj
     """y_k = exp(x_k)/Σ exp(x_j), so y_k′ = y_k·Σ_j y_j·(x_k′ − x_j′)."""
     assert dim == -1
     shift = x.middle.amax(-1, keepdim=True)
-    least, most = (x.least - shift).exp(), (x.most - shift).exp()
-    total_least, total_most = least.sum(-1, keepdim=True), most.sum(-1, keepdim=True)
+    least = (x.least - shift).exp()
+    most = (x.most - shift).exp()
+    total_least = least.sum(-1, keepdim=True)
+    total_most = most.sum(-1, keepdim=True)
     y_least = least / (least + total_most - most)
     y_most = most / (most + total_least - least)
     difference_low = x.low[..., :, None] - x.high[..., None, :]

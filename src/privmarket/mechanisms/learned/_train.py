@@ -446,7 +446,8 @@ def plot_curve(curve: Mapping[str, Array], path: str | Path | None = None) -> dr
         axes = figure.add_subplot(1, len(panels), place)
         of = curve["curve"] if "curve" in curve else np.zeros(len(curve["step"]))
         for index in np.unique(of):
-            steps, values = curve["step"][of == index], curve[name][of == index]
+            steps = curve["step"][of == index]
+            values = curve[name][of == index]
             if scale == "log":
                 values = np.maximum(values, 1e-6)
             axes.plot(steps, values, linewidth=0.6, alpha=0.35, color=f"C{int(index) % 10}")

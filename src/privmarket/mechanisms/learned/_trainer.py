@@ -330,13 +330,15 @@ class Trainer(TrainingRun[TrainingStep]):
         self, markets: Markets, encoded: Encoding, trade: Trade, visit: int | None
     ) -> tuple[Tensor, Tensor]:
         """(L,) regret found in each profile as a share of its budget; and the losses of critic and groups."""
-        profiles, who = markets.valuation.shape[0], columns_with_clients(markets)
+        profiles = markets.valuation.shape[0]
+        who = columns_with_clients(markets)
         clients = len(who)
         count = min(clients, max(1, self.recipe.attack.rows // profiles))
         if count < clients:
             chooser = self.generator if visit is None else torch.Generator().manual_seed(visit)
             who = who[torch.randperm(clients, generator=chooser)[:count]]
-        valuation, cap = markets.valuation[:, who], markets.epsilon[:, who]
+        valuation = markets.valuation[:, who]
+        cap = markets.epsilon[:, who]
         frozen = encoded.detached()
         with torch.no_grad():
             outside = self.network.deviations(frozen, markets, who)
@@ -347,7 +349,8 @@ class Trainer(TrainingRun[TrainingStep]):
         def outcome(reported: Misreports) -> Trade:
             return self.network.deviate(encoded, markets, reported.valuation, reported.epsilon, who)
 
-        gained, baseline = regret(outcome(found), truth, valuation), self.recipe.baseline
+        gained = regret(outcome(found), truth, valuation)
+        baseline = self.recipe.baseline
         if mixing := baseline.mixing_at(self.step):
             reported, moved = self._best_advantage(outside, markets, tried, found, valuation, cap)
             advantage = outcome(reported).utility(valuation) - truth.utility(valuation) - moved
