@@ -281,7 +281,7 @@ def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] |
     rest = {name: value for name, value in settings.items() if name not in _OF_DATASETS}
     if rest["mechanism"] == FederationConfig.mechanism and rest["trust"] == "aggregate":
         rest["mechanism"] = "graded-ration"
-    config = FederationConfig(**entry_point.settings_of(task, {}), **rest)
+    config = FederationConfig(**entry_point.settings_of(task), **rest)
     return Prepared(with_training(config, training), task, asked)
 
 

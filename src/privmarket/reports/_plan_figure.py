@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +10,10 @@ from privmarket._counted import counted
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
 from privmarket.reports import _run_charts as charts
-from privmarket.reports._palette import new_figure
 from privmarket.reports._run_charts import Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from matplotlib.figure import Figure
 
     from privmarket.simulation._plan import Plan, Point
 
@@ -38,7 +34,7 @@ def write_plan(plan: Plan, path: Path) -> Path:
         write_atomically(path, _page(plan))
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        plan_figure(plan).savefig(path)
+        plan.plot().savefig(path)
     return path
 
 
@@ -48,67 +44,8 @@ def check_plot(path: Path) -> None:
         raise ConfigurationError(f"a plot called {path.name!r}", f"let its name end in {', '.join(PLOT_ENDINGS)}")
 
 
-def plan_figure(plan: Plan) -> Figure:
-    """Three panels over money, accuracy with the range over seeds."""
-    figure = new_figure(9.5, 3.4)
-    panels = figure.subplots(1, 3)
-    money = [point.total for point in plan.points]
-    for axes, title, values in zip(panels, _titles(plan), _values(plan.points), strict=True):
-        axes.plot(money, values, "o-", color="#D55E00")
-        axes.set(xscale="log", xlabel="money in all", title=title)
-        axes.set_xticks(money, _labels(money), minor=False)
-        axes.set_xticks([], minor=True)
-        axes.grid(alpha=0.25)
-    low, high = ([getattr(point, name) for point in plan.points] for name in ("lowest", "highest"))
-    panels[0].fill_between(money, low, high, color="#D55E00", alpha=0.2, lw=0)
-    panels[0].yaxis.set_major_formatter(lambda value, _: _score_text(plan, value))
-    panels[1].set_yscale("log")
-    ticks = _round_numbers([point.lifetime_epsilon for point in plan.points])
-    panels[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
-    panels[1].set_yticks([], minor=True)
-    if plan.target is not None:
-        panels[0].axhline(plan.target, color="k", ls="--", lw=0.8, label="target")
-    if plan.score_before is not None:
-        had = counted(plan.own_records, "record")
-        panels[0].axhline(plan.score_before, color="#009E73", ls=":", lw=1.4, label=f"your own {had} alone")
-    if plan.chosen is not None:
-        panels[0].plot([plan.chosen.total], [plan.chosen.score], "s", color="k", ms=7, label="chosen")
-    if panels[0].get_legend_handles_labels()[0]:
-        panels[0].legend(loc="best", fontsize=8)
-    return figure
-
-
 def _titles(plan: Plan) -> tuple[str, ...]:
     return (f"{plan.score.heading} on test records", *_PANELS[1:])
-
-
-def _score_text(plan: Plan, value: float) -> str:
-    """A score on an axis."""
-    return f"{100 * value:g}%" if plan.score.name in ("accuracy", "balanced-accuracy") else f"{value:.3g}"
-
-
-def _round_numbers(values: Sequence[float]) -> list[float]:
-    """1, 2 and 5 times powers of ten around the values, for an axis whose labels do not overlap."""
-    sold = [value for value in values if 0 < value < math.inf] or [1.0]
-    low, high = min(sold), max(sold)
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-    return [step for step in steps if low / 2.5 <= step <= high * 2.5]
-
-
-def amount(money: float) -> str:
-    """An amount of money with three digits, from a hundred on in whole units."""
-    return f"{money:,.0f}" if money >= 100 else f"{money:.3g}"
-
-
-def _labels(money: Sequence[float]) -> list[str]:
-    """Amounts below their ticks; none where the next one to the left is too near on the logarithmic scale."""
-    apart, last, said = 0.12 * math.log(money[-1] / money[0]), -math.inf, []
-    for total in money:
-        near = math.log(total) - last < apart
-        said.append("" if near else amount(total))
-        last = last if near else math.log(total)
-    return said
 
 
 def _values(points: Sequence[Point]) -> tuple[list[float], list[float], list[float]]:
@@ -143,7 +80,7 @@ def _page(plan: Plan) -> str:
             of_panel,
             x_title="money in all",
             y_title=title,
-            y_text=(lambda y: _score_text(plan, y)) if i == 0 else (lambda y: f"{y:g}"),
+            y_text=(lambda y: plan.score_text(y)) if i == 0 else (lambda y: f"{y:g}"),
             y_from_zero=i > 0,
             x_log=True,
             levels=levels if i == 0 else (),

@@ -462,7 +462,7 @@ def run(
     workers: int = 1,
     checkpoint: Path | None = None,
     checkpoint_every: int = 10,
-    on_round: OnRound = lambda _: None,
+    on_round: OnRound | None = None,
     strategy: Strategy | None = None,
     mechanism: Mechanism | None = None,
 ) -> RunResult:
@@ -488,11 +488,13 @@ def run(
         strategy=strategy,
     ) as federation:
         state = _resume(federation, checkpoint)
-        for record in state.records:
-            on_round(record)
+        if on_round is not None:
+            for record in state.records:
+                on_round(record)
         while state.next_round < config.rounds:
             state = federation.step(state)
-            on_round(state.records[-1])
+            if on_round is not None:
+                on_round(state.records[-1])
             if checkpoint is not None and (
                 state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
             ):

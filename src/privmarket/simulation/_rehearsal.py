@@ -92,7 +92,7 @@ def measure_spread(
     shares: Sequence[float] = (0.2, 0.35, 0.5),
     draws: int = 3,
     octaves: Sequence[int] = range(-4, 4),
-    on_training: Callable[[], None] = lambda: None,
+    on_training: Callable[[], None] | None = None,
 ) -> ClientSpread:
     """Trains several times and compares.
 
@@ -112,7 +112,8 @@ def measure_spread(
 
         def accuracy(part: np.ndarray, noise: float) -> float:
             found = _accuracy(run, part, noise)
-            on_training()
+            if on_training is not None:
+                on_training()
             return found
 
         share_accuracy = []
@@ -300,7 +301,7 @@ class StandIn:
         *,
         fixed: Sequence[str] = (),
         whitening: Whitening | None = None,
-        on_tried: Callable[[int], None] = lambda _: None,
+        on_tried: Callable[[int], None] | None = None,
     ) -> Rehearsal:
         """The best server rate, clip norm and averaging for a market of so many rounds.
 
@@ -318,7 +319,8 @@ class StandIn:
         def loss(one: Training) -> float:
             if one not in tried:
                 tried[one] = self.loss_after(one, rounds, noise, groups, whitening)
-                on_tried(len(tried))
+                if on_tried is not None:
+                    on_tried(len(tried))
             return tried[one]
 
         best = training
@@ -578,7 +580,7 @@ def tuned_settings(
     fixed: Sequence[str] = (),
     mechanism: Mechanism | None = None,
     worlds: int = WORLDS,
-    on_tried: Callable[[int], None] = lambda _: None,
+    on_tried: Callable[[int], None] | None = None,
 ) -> Tuned | None:
     """Server rate, clip norm and averaging for this run, chosen on the task's public records.
 
@@ -616,7 +618,7 @@ def rehearsed(
     noise: float,
     *,
     fixed: Sequence[str] = (),
-    on_tried: Callable[[int], None] = lambda _: None,
+    on_tried: Callable[[int], None] | None = None,
 ) -> Rehearsal:
     """The better of two rehearsals: with inputs as they are, and with inputs whitened by the public records.
 

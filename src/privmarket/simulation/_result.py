@@ -195,7 +195,9 @@ class RunResult:
                 lw=0.9,
                 label=f"own {counted(self.own_records.records, 'record')}",
             )
-        axes.set(xlabel="money paid", ylabel=f"{score.heading} (test records)", title=self.task.name)
+        axes.set(xlabel="money paid so far", ylabel=f"{score.heading} on test records", title=self.task.name)
+        if score.percent:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
         axes.grid(alpha=0.25)
         axes.legend(loc="best", fontsize=8)
         if path is not None:

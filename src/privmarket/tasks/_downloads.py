@@ -91,7 +91,7 @@ class _Fetch:
     files: DatasetFiles
     scratch: Path
     target: Path
-    progress: Progress
+    progress: Progress | None
 
     def keep(self, name: str, content: bytes) -> None:
         """Writes the file under its final name, if its checksum is right."""
@@ -108,8 +108,8 @@ def get_dataset(
     *,
     source: Path | None = None,
     folder: Path | None = None,
-    report: Report = lambda _: None,
-    progress: Progress = lambda _done, _all: None,
+    report: Report | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Makes sure the data set's files are there and right; returns their folder.
 
@@ -120,6 +120,7 @@ def get_dataset(
         report: told in words what is tried.
         progress: told how far a download is.
     """
+    report = report or _say_nothing
     files = dataset_files(name)
     target = (folder or data_folder()) / name
     target.mkdir(parents=True, exist_ok=True)
@@ -170,6 +171,10 @@ def _routes(name: str, source: Path | None) -> Iterator[tuple[str, Callable[[_Fe
         yield f"Debian package {package}", lambda fetch: _from_debian(fetch, package)
 
 
+def _say_nothing(_: str) -> None:
+    return None
+
+
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:160]
 
@@ -215,7 +220,7 @@ def _from_mirror(fetch: _Fetch, mirror: str) -> None:
         fetch.keep(name, gzip.decompress(_download(f"{mirror}{name}.gz", fetch.progress)))
 
 
-def _download(url: str, progress: Progress) -> bytes:
+def _download(url: str, progress: Progress | None) -> bytes:
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
         total = int(answer.headers.get("Content-Length") or 0)
         blocks: list[bytes] = []
@@ -223,7 +228,8 @@ def _download(url: str, progress: Progress) -> bytes:
         while block := answer.read(_BLOCK_BYTES):
             blocks.append(block)
             done += len(block)
-            progress(done, total)
+            if progress is not None:
+                progress(done, total)
     return b"".join(blocks)
 
 
@@ -255,11 +261,11 @@ def _vader_from_pypi(fetch: _Fetch) -> None:
     _unpack_vader(fetch, _from_pypi("vadersentiment", _VADER, _VADER_SHA256, fetch.progress))
 
 
-def _from_pypi(project: str, archive: str, sha256: str, progress: Progress) -> bytes:
+def _from_pypi(project: str, archive: str, sha256: str, progress: Progress | None) -> bytes:
     """The source archive of a package from the index that pip uses; nothing of it is installed or run."""
     index = _package_index().rstrip("/") + "/"
     page_address = urljoin(index, f"{project}/")
-    page = _download(page_address, lambda _done, _all: None).decode("utf-8", "replace")
+    page = _download(page_address, None).decode("utf-8", "replace")
     found = re.findall(r'href="([^"]+)"', page)
     links = [link for link in found if Path(link.partition("#")[0]).name == archive]
     if not links:
@@ -379,7 +385,8 @@ def _cifar_from_strips(fetch: _Fetch, content: Path) -> None:
         labels = (test if batch == "test_batch" else train)[first : first + len(pixels)]
         planes = pixels.transpose(0, 2, 1).reshape(len(pixels), 3072)
         fetch.keep(name, np.concatenate([labels[:, None], planes], axis=1).tobytes())
-        fetch.progress(done + 1, len(missing))
+        if fetch.progress is not None:
+            fetch.progress(done + 1, len(missing))
 
 
 def _from_debian(fetch: _Fetch, package: str) -> None:

@@ -50,7 +50,7 @@ def settings(task: pm.Task, **changes: object) -> FederationConfig:
         "statistics": "moments",
         "statistics_norm": NORM,
     }
-    return FederationConfig(**settings_of(task, {}), **given | changes)
+    return FederationConfig(**settings_of(task), **given | changes)
 
 
 def moments_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

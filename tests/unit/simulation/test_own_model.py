@@ -46,7 +46,7 @@ def made(goal="classification", private_seed=0, public=60, model="linear", rows=
 
 def config_of(task, **changes):
     settings = {"trust": "aggregate", "budget": 20.0, "rounds": 5, "mechanism": "ration", "evaluate_every": 5}
-    return FederationConfig(**settings_of(task, {}), **{**settings, **changes})
+    return FederationConfig(**settings_of(task), **{**settings, **changes})
 
 
 def test_a_linear_model_is_fitted_to_the_end():
