@@ -1,4 +1,4 @@
-"""Plans: what they choose from known outcomes, what they keep, what they refuse; and real plans on digits."""
+"""Plans: what is tried, what is chosen, on which records, and what is said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means and second moments that the first round sells: what they are, what they cost, what they are used for."""
+"""Bought statistics: moments of the inputs, and inputs that are whitened by them."""
 
 from __future__ import annotations
 
