@@ -212,7 +212,8 @@ def one_run_attack(
 
     Implements: [SteinkeNasrJagielski2023].
     """
-    shape, classes = subject.records.inputs.shape[1:], _classes(subject)
+    shape = subject.records.inputs.shape[1:]
+    classes = _classes(subject)
     pixels = int(np.prod(shape))
     count = min(canaries, pixels * classes)
     chosen = rng.permutation(pixels * classes)[:count]

@@ -165,7 +165,8 @@ def rule_choices(
         measured: H where it was measured; else rules that need it are tried with those of the options.
     """
     facts = Marginals.of(law)
-    rounds, rate = base.rounds, base.training.server_rate
+    rounds = base.rounds
+    rate = base.training.server_rate
     found = []
     for share in options.price_shares:
         price = float(f"{float(facts.price(np.array(share))):.4g}")
@@ -178,7 +179,8 @@ def rule_choices(
         else:
             found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
     grade = _GRADED_HETEROGENEITY if measured is None else measured
-    graded, label = (("heterogeneity", grade),), f"graded-ration for H = {grade:g}"
+    graded = (("heterogeneity", grade),)
+    label = f"graded-ration for H = {grade:g}"
     found.append(Choice(rounds, "graded-ration", graded, label, rate))
     found.append(Choice(rounds, "mean-field-menu", (), "mean-field-menu", rate))
     return found
@@ -192,7 +194,9 @@ def expected_cells(options: Options, totals: int, rules: int, *, rehearses: bool
     return (search + (totals - 1) * near if rehearses else 0) + totals * len(options.seeds)
 
 
-_STEPS_BEYOND, _FACTOR_BEYOND = 3, 4.0  # totals beyond those that were named, where a target asks for them
+# totals beyond those that were named, where a target asks for them
+_STEPS_BEYOND = 3
+_FACTOR_BEYOND = 4.0
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def _run(task: object) -> np.ndarray:
 
 
 # What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
-_WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
+_WEIGHTS = 2
+_SHUFFLE = 3
+_LITERAL_NOISE = 4
 
 # The paper's local training, Table III of [Sun2026]: used by `no-dp` (one epoch) and `literal`.
 # Each step size is the best of several on validation records.
@@ -257,7 +259,8 @@ class ClientPool:
             key = self.config.seed, "update", order.round_number
             sources = [NoiseSource.from_seed(*key, client) for client in order.clients]
             sigma = order.noise_multiplier if self.mode.is_private else (0.0,) * len(order.clients)
-            weights, records = torch.from_numpy(order.weights), self._ordered(order, order.clients)
+            weights = torch.from_numpy(order.weights)
+            records = self._ordered(order, order.clients)
             model, plan = self.sale(sells_moments=order.sells_moments, whitening=order.whitening)
             return private_updates(model, weights, records, plan, sigma, sources).numpy()
 
@@ -267,7 +270,8 @@ class ClientPool:
         One client after the other: matrix products round differently when clients are stacked, and a sum must be
         the same to the last bit whether its sellers live in one process or on machines of their own.
         """
-        weights, total = torch.from_numpy(order.weights), np.zeros((1, order.weights.size), dtype=np.int64)
+        weights = torch.from_numpy(order.weights)
+        total = np.zeros((1, order.weights.size), dtype=np.int64)
         model, plan = self.sale(sells_moments=order.sells_moments, whitening=order.whitening)
         for client, grid in zip(order.clients, order.grids, strict=True):
             source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)

@@ -129,7 +129,8 @@ def measure_spread(
 def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
     """Of a training on these clients alone, with noise of deviation `noise`·C on the mean of their sums."""
     rng = np.random.default_rng([run.config.seed, _SPREAD_NOISE])
-    members, state = [int(i) for i in clients], run.start()
+    members = [int(i) for i in clients]
+    state = run.start()
     deviation = noise * _unit(run)
     for number in range(run.config.rounds):
         update = run.run_clients(state, dict.fromkeys(run.names[i] for i in members)).mean(axis=0)

@@ -341,7 +341,8 @@ class RunSummary(TypedDict):
 
 def client_table(result: RunResult) -> list[ClientRow]:
     """One row per client: its type, how often it sold, what it was paid, its total ε, what its wallet has left."""
-    clients, history = result.config.clients, result.wallets.history
+    clients = result.config.clients
+    history = result.wallets.history
     accountants = RdpAccountants(clients)
     for events in history:
         accountants.compose(events)

@@ -95,7 +95,8 @@ def to_one_norm(features: Tensor) -> Tensor:
 @cache
 def _waves(scale: int) -> Tensor:
     """(2·angles, 1, k, k) real parts of the waves at each angle, then their imaginary parts."""
-    width, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
+    width = _WIDTH * 2**scale
+    frequency = _FREQUENCY / 2**scale
     reach = math.ceil(_CUT * width / _SLANT)
     pixels = torch.arange(-reach, reach + 1, dtype=torch.float64)
     down, across = torch.meshgrid(pixels, pixels, indexing="ij")
@@ -116,7 +117,8 @@ def _modulus(planes: Tensor, waves: Tensor, stride: int) -> Tensor:
     """(planes, 1, h, w) → (planes, angles, h/stride, w/stride) modulus of the filtered planes."""
     reach = waves.shape[-1] // 2
     filtered = F.conv2d(F.pad(planes, (reach,) * 4, mode="reflect"), waves, stride=stride)
-    real, imaginary = filtered[:, :ANGLES], filtered[:, ANGLES:]
+    real = filtered[:, :ANGLES]
+    imaginary = filtered[:, ANGLES:]
     return torch.hypot(real, imaginary)
 
 
@@ -136,9 +138,12 @@ def _cells(pixels: int, cell: int) -> Tensor:
 
 
 # A direction with the share λ of the strongest one's energy is scaled by (λ + floor)^−strength.
-_STRENGTH, _FLOOR = 0.5, 1e-2
+_STRENGTH = 0.5
+_FLOOR = 1e-2
 _KEPT_DIRECTIONS = 2000
-_IMAGES, _SHAPES_PER_IMAGE, _BLOCK_IMAGES = 3000, 40, 500
+_IMAGES = 3000
+_SHAPES_PER_IMAGE = 40
+_BLOCK_IMAGES = 500
 _SEED = 20_130_801
 
 
@@ -205,8 +210,10 @@ def overlapping_shapes(count: int, image_shape: tuple[int, int, int], generator:
     images = uniform(channels).expand(count, channels, height, width)
     for _ in range(_SHAPES_PER_IMAGE):
         radius = (1.5 / (uniform(1) + 1.5 / side)).clamp_max(side / 2)
-        angle, ratio = math.pi * uniform(1), 0.15 + 0.85 * uniform(1)
-        x, y = across - width * uniform(1), down - height * uniform(1)
+        angle = math.pi * uniform(1)
+        ratio = 0.15 + 0.85 * uniform(1)
+        x = across - width * uniform(1)
+        y = down - height * uniform(1)
         along = x * angle.cos() + y * angle.sin()
         beside = (y * angle.cos() - x * angle.sin()) / ratio
         rectangle = torch.maximum(along.abs(), beside.abs())

@@ -24,7 +24,9 @@ Progress = Callable[[int, int], None]
 """Told how many rows are done, and how many there are (0 while that is not known)."""
 
 _SPLIT = 11  # the stream of random numbers that puts rows aside
-_PRIVATE, _PUBLIC, _TEST = 0, 1, 2
+_PRIVATE = 0
+_PUBLIC = 1
+_TEST = 2
 
 
 def same_name(name: str) -> str:
