@@ -152,7 +152,7 @@ Strategy = Callable[[Array, Array, float], Array]
 FACTORS = (0.8, 1.0, 1.1, 1.25, 1.5, 2.0)
 """What learning bidders try: their valuation times one of these."""
 _EXPLORING = 8  # the stream of random numbers that decides who tries what
-# how often a client tries a factor at random, at first and at the end
+# How often a client tries a factor at random, at first and at the end.
 _FIRST_SHARE = 0.5
 _LEAST_SHARE = 0.05
 _TRUTH = FACTORS.index(1.0)

@@ -55,6 +55,9 @@ else:
 # Settings are chosen with this seed; figures come from others.
 SEARCH_SEEDS = (0,)
 REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and the next below it
+# How many totals beyond those that were named are tried for a target, and by which factor they differ.
+_STEPS_BEYOND = 3
+_FACTOR_BEYOND = 4.0
 # Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
 
@@ -192,11 +195,6 @@ def expected_cells(options: Options, totals: int, rules: int, *, rehearses: bool
     search = rules + len(options.rounds)
     near = min(3, len(options.rounds)) + min(2, rules - 1)
     return (search + (totals - 1) * near if rehearses else 0) + totals * len(options.seeds)
-
-
-# totals beyond those that were named, where a target asks for them
-_STEPS_BEYOND = 3
-_FACTOR_BEYOND = 4.0
 
 
 @dataclass(frozen=True)

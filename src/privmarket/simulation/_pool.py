@@ -45,74 +45,8 @@ if TYPE_CHECKING:
     from privmarket.tasks import Task
 
 
-Argument = TypeVar("Argument")
-Built = TypeVar("Built")
-Work = TypeVar("Work")
-
-# What a worker process does with a piece of work; set once in each process by `_start`.
-_WORK: list[Callable[..., np.ndarray]] = []
-
-
-def process_context() -> BaseContext:
-    """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
-
-    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
-    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["privmarket.simulation._federation"])
-    return context
-
-
-class Workers(Generic[Work]):
-    """Maps chunks of work over processes; one worker means this process.
-
-    Args:
-        build: makes what every worker needs (data, model) from `argument`, once per process.
-        work: (what `build` made, task) → array.
-
-    Attributes:
-        map: tasks → their results, in the order of the tasks.
-    """
-
-    map: Callable[[Sequence[Work]], Iterable[np.ndarray]]
-
-    def __init__(
-        self,
-        build: Callable[[Argument], Built],
-        argument: Argument,
-        work: Callable[[Built, Work], np.ndarray],
-        count: int = 1,
-    ) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        if count == 1:
-            self.map = partial(map, partial(work, build(argument)))
-        else:
-            self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
-            self.map = partial(self._pool.map, _run)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
-def _start(
-    build: Callable[[Argument], Built], argument: Argument, work: Callable[[Built, Work], np.ndarray]
-) -> None:
-    torch.set_num_threads(1)
-    _WORK[:] = [partial(work, build(argument))]
-
-
-def _run(task: object) -> np.ndarray:
-    return _WORK[0](task)
-
-
-# What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
+# What each stream of random numbers is for; keeps them independent. `tasks` and `_bidding`
+# hold the others.
 _WEIGHTS = 2
 _SHUFFLE = 3
 _LITERAL_NOISE = 4
@@ -365,3 +299,73 @@ def builtin_task(config: FederationConfig) -> Task:
 def build_pool(config: FederationConfig) -> ClientPool:
     """The pool of a built-in data set, for a process of its own."""
     return ClientPool.of(config, builtin_task(config))
+
+
+# --- processes -------------------------------------------------------------------------------------------
+
+
+Argument = TypeVar("Argument")
+Built = TypeVar("Built")
+Work = TypeVar("Work")
+
+# What a worker process does with a piece of work; set once in each process by `_start`.
+_WORK: list[Callable[..., np.ndarray]] = []
+
+
+def process_context() -> BaseContext:
+    """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
+
+    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
+    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["privmarket.simulation._federation"])
+    return context
+
+
+class Workers(Generic[Work]):
+    """Maps chunks of work over processes; one worker means this process.
+
+    Args:
+        build: makes what every worker needs (data, model) from `argument`, once per process.
+        work: (what `build` made, a piece of work) → array.
+
+    Attributes:
+        map: pieces of work → their results, in the same order.
+    """
+
+    map: Callable[[Sequence[Work]], Iterable[np.ndarray]]
+
+    def __init__(
+        self,
+        build: Callable[[Argument], Built],
+        argument: Argument,
+        work: Callable[[Built, Work], np.ndarray],
+        count: int = 1,
+    ) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        if count == 1:
+            self.map = partial(map, partial(work, build(argument)))
+        else:
+            self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
+            self.map = partial(self._pool.map, _run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _start(
+    build: Callable[[Argument], Built], argument: Argument, work: Callable[[Built, Work], np.ndarray]
+) -> None:
+    torch.set_num_threads(1)
+    _WORK[:] = [partial(work, build(argument))]
+
+
+def _run(work: object) -> np.ndarray:
+    return _WORK[0](work)

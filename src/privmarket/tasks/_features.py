@@ -47,8 +47,15 @@ SMALLEST_SIDE = math.ceil(_CUT * 2 * _WIDTH / _SLANT) + 1
 def scattering(images: Tensor) -> Tensor:
     """(rows, channels, h, w) → (rows, channels·81, ⌈h/4⌉, ⌈w/4⌉) scattering coefficients.
 
+    An image is filtered by oriented waves of two scales, the modulus is taken, the result is filtered and its
+    modulus taken once more, and everything is averaged over cells of 4 × 4 pixels.
+
     h and w are at least `SMALLEST_SIDE`. Planes of a channel stand one after the other, in the order of
     `ORDERS`. All but the first are ≥ 0, and the transform is homogeneous: twice the contrast, twice the output.
+
+    Implements: the scattering transform of [BrunaMallat2013] with Morlet waves, J = 2 scales and 8 angles.
+    Deviation: waves are cut at 2.5 deviations and applied as convolutions of the image, continued by reflection;
+    the usual libraries multiply Fourier transforms and so continue it periodically.
     """
     rows, channels, height, width = images.shape
     planes = images.reshape(rows * channels, 1, height, width)
@@ -172,7 +179,14 @@ class PublicBasis:
 
 @lru_cache(maxsize=4)
 def public_basis(image_shape: tuple[int, int, int]) -> PublicBasis:
-    """The basis for images of (channels, height, width); the same on every machine up to rounding."""
+    """The basis for images of (channels, height, width); the same on every machine up to rounding.
+
+    Scattering coefficients are strongly correlated: a few directions carry most of the energy, and gradient descent
+    needs many rounds, each of them paid for, to learn along the others. Evening out the directions makes a round
+    learn more. The statistics of the clients' records would have to be bought; those of overlapping shapes of
+    random size and shade are close enough (docs/decisions/public-whitening.md) and cost nothing. The covariance of
+    a feature map is modelled as planes × cells (a Kronecker product), which a few thousand images determine well.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     planes = cells = torch.zeros(())
     for _ in range(0, _IMAGES, _BLOCK_IMAGES):
