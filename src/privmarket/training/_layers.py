@@ -343,9 +343,9 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             stride, padding, dilation, groups = ctx.settings
             zeros = [0] * len(stride)
+            wanted = [True, False, False]  # the slope by the input alone
             back = torch.ops.aten.convolution_backward(
-                *(slope, x, ctx.kernel, None, stride, padding, dilation, False, zeros, groups),
-                [True, False, False],
+                slope, x, ctx.kernel, None, stride, padding, dilation, False, zeros, groups, wanted
             )[0]
         return back, None, None, None, None, None
 
