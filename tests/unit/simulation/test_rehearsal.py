@@ -12,7 +12,14 @@ from tests.unit.simulation.made_tasks import CLIENTS, config_of, made
 from privmarket.errors import ConfigurationError
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._federation import Federation, run
-from privmarket.simulation._rehearsal import ClientSpread, StandIn, first_round, measure_spread, tuned_settings, free_whitening
+from privmarket.simulation._rehearsal import (
+    ClientSpread,
+    StandIn,
+    first_round,
+    free_whitening,
+    measure_spread,
+    tuned_settings,
+)
 from privmarket.tasks import Task, drawn_parts, load_dataset, task_of
 
 
