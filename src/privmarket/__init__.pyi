@@ -45,6 +45,7 @@ from .privacy._wallet import Wallet as Wallet
 from .reports._comparison import audit as audit
 from .reports._comparison import compare as compare
 from .simulation._federate import federate as federate
+from .simulation._plan import plan as plan
 from .tasks._builtin import task as task
 from .tasks._task import Task as Task
 

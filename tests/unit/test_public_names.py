@@ -12,9 +12,9 @@ import pytest
 import privmarket as pm
 
 # Others build on these names.
-WANTED = """Bids Outcome Mechanism mechanism mechanism_names scenario audit compare Task task federate
-Wallet BrokerClient PrivmarketError market mechanisms privacy meanfield rounds secagg training
-tasks simulation flower broker"""
+WANTED = """Bids Outcome Mechanism mechanism mechanism_names scenario audit compare Task task federate plan Wallet
+BrokerClient PrivmarketError market mechanisms privacy meanfield rounds secagg training tasks simulation flower
+broker"""
 LAZY = ("market", "mechanisms", "privacy", "simulation", "meanfield", "flower", "broker", "tasks", "training")
 PACKAGES = ("privmarket", *(f"privmarket.{name}" for name in LAZY))
 REFERENCE = Path(__file__).parents[2] / "docs/reference/python.md"

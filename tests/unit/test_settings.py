@@ -22,7 +22,6 @@ from privmarket.flower._grid_market import GridMarket
 from privmarket.flower._settings import MarketSettings
 from privmarket.rounds import LocalAuctioneer
 from privmarket.simulation._config import DATASETS, FederationConfig, Training
-from privmarket.simulation._federate import federate
 from privmarket.simulation._federation import Federation
 from privmarket.tasks._datasets import FILES
 
@@ -82,9 +81,6 @@ def test_the_command_line_takes_its_options_from_the_configuration():
     shared = [name for name in options if hasattr(config, name) and name not in other]
     assert len(shared) >= 16
     assert {name: options[name].default for name in shared} == {name: getattr(config, name) for name in shared}
-    for name, parameter in inspect.signature(federate).parameters.items():
-        if hasattr(config, name) and name not in (*other, "mechanism"):
-            assert parameter.default == getattr(config, name)
 
 
 TASK = TaskPlan(title="t", budget_micro=1)

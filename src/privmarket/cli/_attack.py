@@ -25,11 +25,25 @@ else:
     attack_figure = late("privmarket.reports._attack_figure")
 
 
-@takes_settings(
-    AttackPlan,
-    *("dataset", "epsilon", "delta", "records", "sampling_rate", "steps", "trials", "canaries", "targets"),
-    *("rounds", "noise_share", "confidence", "seed"),
+# Settings of an attack that are options, in the order of the help text.
+_SETTINGS = (
+    "dataset",
+    "epsilon",
+    "delta",
+    "records",
+    "sampling_rate",
+    "steps",
+    "trials",
+    "canaries",
+    "targets",
+    "rounds",
+    "noise_share",
+    "confidence",
+    "seed",
 )
+
+
+@takes_settings(AttackPlan, *_SETTINGS)
 @takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def attack(
     settings: dict[str, Any],

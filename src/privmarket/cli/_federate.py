@@ -89,13 +89,37 @@ _Attack = Annotated[
 _Checkpoint = Annotated[Path | None, typer.Option(help="File to save to every few rounds and to resume from.")]
 
 
-@takes_settings(
-    FederationConfig,
-    *("dataset", "clients", "alpha", "mechanism", "budget", "total_budget", "rounds", "aggregation"),
-    *("heterogeneity", "trust", "honest_share", "dropout", "scenario", "types", "delta", "wallet"),
-    *("wallet_policy", "evaluate_every", "seed", "sizes", "valuations", "valuation_weights", "strategy"),
-    *("statistics", "statistics_norm"),
+# Settings of a run that are options, in the order of the help text.
+_SETTINGS = (
+    "dataset",
+    "clients",
+    "alpha",
+    "mechanism",
+    "budget",
+    "total_budget",
+    "rounds",
+    "aggregation",
+    "heterogeneity",
+    "trust",
+    "honest_share",
+    "dropout",
+    "scenario",
+    "types",
+    "delta",
+    "wallet",
+    "wallet_policy",
+    "evaluate_every",
+    "seed",
+    "sizes",
+    "valuations",
+    "valuation_weights",
+    "strategy",
+    "statistics",
+    "statistics_norm",
 )
+
+
+@takes_settings(FederationConfig, *_SETTINGS)
 @takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def federate(
     settings: dict[str, Any],
@@ -120,10 +144,9 @@ def federate(
     """Run a federated training in which clients sell ε: auction, private training, aggregation, settlement.
 
     It learns from your own table (--data), your own task (--task) or a built-in data set (--dataset). Your own
-    records
-    (--public) train the model that the market starts from and choose the settings, and what they give alone is said
-    first. Every update carries the noise that makes the client's sale (ε, δ) true for each of its records. A
-    run that was killed goes on from its checkpoint and gives the identical result.
+    records (--public) train the model that the market starts from and choose the settings, and what they give alone
+    is said first. Every update carries the noise that makes the client's sale (ε, δ) true for each of its records.
+    A run that was killed goes on from its checkpoint and gives the identical result.
 
     [bold]Examples[/bold]
 
@@ -166,35 +189,17 @@ def federate(
     fixed = tuple(parse_settings(training))
     if context.get_parameter_source("statistics") is not ParameterSource.DEFAULT:
         fixed = (*fixed, "statistics")
-    if run.task is not None:
-        for line in (*run.task.describe(), *run.task.warnings):
-            note(line)
-        if config.statistics == "none":
-            note("choosing the server's rate, the clip norm and the averaging on your own records …")
-        with WorkBar("rehearsing", "settings") as bar:
-            tuned = rehearsal.tuned_settings(
-                config,
-                run.task,
-                run.asked,
-                fixed=fixed,
-                on_tried=lambda tried: bar.show(tried, 0),
-            )
+    tuned = None if run.task is None else _tuned(config, run.task, run.asked, fixed=fixed)
+    if tuned is not None:
+        config = tuned.applied(config)
         if config.statistics != "none":
-            note(f"{statistics_words(config)}; documented defaults are used")
-        elif tuned is None:
-            note("no public records to choose settings on: documented defaults are used")
-        else:
-            config = tuned.applied(config)
-            if config.statistics != "none":
-                note(f"rehearsals did better with scaled inputs: {statistics_words(config)}")
-    own_model = None if run.task is None or tuned is None else tuned.own_model
-    label = None if run.task is None else run.task.score
-    with LiveRounds(config, watch, score=label) as live:
+            note(f"rehearsals did better with scaled inputs: {statistics_words(config)}")
+    with LiveRounds(config, watch, score=None if run.task is None else run.task.score) as live:
         result = federation.run(
             config,
             task=run.task,
             asked=run.asked,
-            own_model=own_model,
+            own_model=None if tuned is None else tuned.own_model,
             workers=workers,
             checkpoint=checkpoint,
             on_round=live.show_round,
@@ -212,6 +217,25 @@ def federate(
         note(f"warning: {failure}")
     if failures:
         raise typer.Exit(1)
+
+
+def _tuned(
+    config: FederationConfig, task: Task, asked: AskedPrices | None, *, fixed: Sequence[str]
+) -> rehearsal.Tuned | None:
+    """The settings that public records choose, None where documented defaults stand; says what is done."""
+    for line in (*task.describe(), *task.warnings):
+        note(line)
+    if config.statistics == "none":
+        note("choosing the server's rate, the clip norm and the averaging on your own records …")
+    with WorkBar("rehearsing", "settings") as bar:
+        tuned = rehearsal.tuned_settings(
+            config, task, asked, fixed=fixed, on_tried=lambda tried: bar.show(tried, 0)
+        )
+    if config.statistics != "none":
+        note(f"{statistics_words(config)}; documented defaults are used")
+    elif tuned is None:
+        note("no public records to choose settings on: documented defaults are used")
+    return tuned
 
 
 def _written(
@@ -280,7 +304,7 @@ def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] |
     rest = {name: value for name, value in settings.items() if name not in _OF_DATASETS}
     if rest["mechanism"] == FederationConfig.mechanism and rest["trust"] == "aggregate":
         rest["mechanism"] = "graded-ration"
-    config = FederationConfig(**entry_point.settings_of(task, {}), **rest)
+    config = FederationConfig(**entry_point.settings_of(task), **rest)
     return Prepared(with_training(config, training), task, asked)
 
 

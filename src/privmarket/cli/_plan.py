@@ -21,21 +21,17 @@ from privmarket.cli._options import Json, note, parse_settings, print_json, prin
 from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._statement import cohort_words
-from privmarket.reports._plan_figure import amount, check_plot, write_plan
+from privmarket.reports._plan_figure import check_plot, write_plan
 from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
     from privmarket import secagg
-    from privmarket import tasks as builtin
     from privmarket.simulation import _plan as planning
-    from privmarket.simulation._plan import Options, Plan, Planner, Point
-    from privmarket.tasks import _builtin as builtin_tasks
+    from privmarket.simulation._plan import Plan, Planner, Point
 else:
-    builtin = late("privmarket.tasks")
     planning = late("privmarket.simulation._plan")
     secagg = late("privmarket.secagg")
-    builtin_tasks = late("privmarket.tasks._builtin")
 
 Number = TypeVar("Number", int, float)
 
@@ -88,7 +84,7 @@ def plan(
     """
     if target is not None and total is not None:
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
-    options = _options(effort, rounds)
+    options = planning.chosen_options(effort, None if rounds is None else _numbers("--rounds", rounds, int))
     check_writable(folder / "a-run.json", "--folder")
     if plot is not None:
         check_plot(plot)
@@ -99,7 +95,8 @@ def plan(
     if not given.is_given and settings["dataset"] in DATASETS:
         if given.public is None:
             # As many as a client holds, so that there is something to choose settings on.
-            given = replace(given, public=str(_usual_public(settings)))
+            usual = planning.usual_public(settings["dataset"], settings["clients"], settings["alpha"])
+            given = replace(given, public=str(usual))
         # What is recommended for a sum learns most for little money under local trust, too.
         settings["training"] = recommended_training(settings["dataset"], "aggregate")
     run = prepared(settings, given, training)
@@ -140,12 +137,6 @@ def plan(
         raise typer.Exit(1)
 
 
-def _usual_public(settings: Mapping[str, Any]) -> int:
-    """How many kept-back records the buyer of a built-in picture set has unless told: as many as a client holds."""
-    made = builtin.task(settings["dataset"], clients=settings["clients"], alpha=settings["alpha"], features="none")
-    return 0 if made.public is None else len(made.public)
-
-
 def _expected(planner: Planner, totals: list[float], target: bool) -> int:
     return planning.expected_cells(
         planner.options, len(totals), len(planner.rules), rehearses=planner.rehearses, target=target
@@ -165,13 +156,6 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
         return [kind(word) for word in text.split(",")] if text.strip() else []
     except ValueError as error:
         raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 10,30,90") from error
-
-
-def _options(effort: str, rounds: str | None) -> Options:
-    if effort not in planning.EFFORTS:
-        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(planning.EFFORTS)}")
-    chosen = planning.EFFORTS[effort]
-    return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
 
 
 def _table(made: Plan) -> Table:
@@ -201,7 +185,7 @@ def _table(made: Plan) -> Table:
     for point in made.points:
         chosen = "bold" if point is made.chosen else ""
         table.add_row(
-            amount(point.total),
+            planning.amount(point.total),
             _with_deviation(made, point),
             "–" if point.gain is None else _signed(made, point.gain),
             f"{made.score.format(point.lowest)}–{made.score.format(point.highest)}"
@@ -254,8 +238,8 @@ def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
     if not made.worth_buying:
         most = max(made.points, key=lambda point: point.total)
         return [
-            f"Buy nothing: of {counted(len(made.points), 'total')} up to {amount(most.total)} none gave a better "
-            f"{made.score.heading} than your own records, beyond what chance explains."
+            f"Buy nothing: of {counted(len(made.points), 'total')} up to {planning.amount(most.total)} none gave a "
+            f"better {made.score.heading} than your own records, beyond what chance explains."
         ]
     if made.chosen is None:
         best = max(made.points, key=lambda point: point.gain if point.gain is not None else 0.0)
@@ -279,8 +263,8 @@ def _said(made: Plan, point: Point) -> str:
             largest += f"; a round in which everybody sells is {cohort_words(cohorts)}"
     gained = "" if point.gain is None else f" ({_signed(made, point.gain)} over your own records)"
     return (
-        f"For {amount(point.total)}: {_with_deviation(made, point)}{gained} over {counted(point.seeds, 'seed')}; "
-        f"{largest}."
+        f"For {planning.amount(point.total)}: {_with_deviation(made, point)}{gained} over "
+        f"{counted(point.seeds, 'seed')}; {largest}."
     )
 
 
@@ -292,8 +276,8 @@ def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
     if dearest.spent < 0.9 * dearest.total:
         cap = "" if made.base.wallet is None else f" within a lifetime ε of {made.base.wallet:g}"
         meaning = (
-            f"Of the largest total only {amount(dearest.spent)} could be spent, because clients do not offer more "
-            f"ε{cap}. More money for these settings will not do; other settings may."
+            f"Of the largest total only {planning.amount(dearest.spent)} could be spent, because clients do not "
+            f"offer more ε{cap}. More money for these settings will not do; other settings may."
         )
         changes = {"--rounds": f"{max(tried.rounds)},{3 * max(tried.rounds)}"}
     else:
@@ -304,9 +288,9 @@ def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
         changes = {"--effort": wider, "--rounds": ""}
     return [
         f"Not reached: {made.score.format(target)}. The best of what was tried: {_with_deviation(made, best)} for "
-        f"{amount(best.total)}.",
+        f"{planning.amount(best.total)}.",
         f"Tried: {_listed(tried.rounds)} rounds; {counted(tried.rules, 'rule')}; "
-        f"{counted(len(made.points), 'total')} up to {amount(dearest.total)}. Settings were chosen by "
+        f"{counted(len(made.points), 'total')} up to {planning.amount(dearest.total)}. Settings were chosen by "
         f"{counted(tried.rehearsals, 'rehearsal')} on your own records, figures come from "
         f"{counted(tried.seeds, 'seed')}.",
         meaning,

@@ -1,17 +1,22 @@
-"""Federated training in which clients sell ε: local private training, aggregation, the simulation of a run.
+"""Federated training in which clients sell ε, simulated on one machine; with plans and attacks.
 
-`config`, `modes` and `clients` need NumPy at most, so that commands start and clients bid without torch; what
-trains needs torch.
+Begin with `federate` (one run from plain arguments) and `plan` (what a model will cost). Both take a `Task`.
 
-- `config`, `modes`: what a run is, with settings that were found to work, and what it does with privacy.
-- `clients`, `bid_strategies`: who the clients are, and how they report.
-- `pool`, `workers`: private training of a run's clients (by `privmarket.training`), in several processes.
-- `aggregation`, `shares`, `global_model`: weights of updates, shares of a secure sum, the server's step.
-- `simulation`, `state`, `checkpoint`, `summary`, `entry_point`: a whole run, saved, summed up, by one call.
-- `planning`, `plan_choices`, `client_spread`: what a model will cost, what leaving clients out costs.
-- `privacy_attacks`, `attack_suite`: attacks on what clients release and on finished models.
+- `federate` → `RunResult`: score, what the buyer's own records give alone, money, records of every round, each
+  client's statement, the model, `to_frame`, `plot`.
+- `plan` → `Plan`: money → score, gain, lifetime ε and pay, with the settings that were chosen on public records.
+  `Planner` makes several plans that share their runs.
+- `FederationConfig` and its `Training`: every setting of a run, checked, as it is stored beside results.
+- `Federation`: a run round by round, for those who want to step it themselves.
+- `summarise`, `client_table`: a finished run as plain data.
+- `attack_client`, `attack_run` → `AttackResult`: what an attacker can tell from real releases, beside the claim.
 
-Each name is imported when it is first used; `dir` lists them.
+To read the code, begin with `Federation.step` in `_federation.py`: it plays one round of `privmarket.rounds` and
+moves the model. `_pool.py` trains the sellers, `_server.py` weighs and adds up their updates, `_bidding.py` says
+what clients ask, `_own_records.py` what the buyer has for nothing, `_rehearsal.py` how settings are chosen on
+public records.
+
+Each name is imported when it is first used, and torch with what trains; `dir` lists them.
 """
 
 from privmarket._lazy import attach

@@ -7,6 +7,7 @@ from ._federate import federate as federate
 from ._federation import Federation as Federation
 from ._plan import Plan as Plan
 from ._plan import Planner as Planner
+from ._plan import plan as plan
 from ._result import RunResult as RunResult
 from ._result import client_table as client_table
 from ._result import summarise as summarise

@@ -212,7 +212,8 @@ def one_run_attack(
 
     Implements: [SteinkeNasrJagielski2023].
     """
-    shape, classes = subject.records.inputs.shape[1:], _classes(subject)
+    shape = subject.records.inputs.shape[1:]
+    classes = _classes(subject)
     pixels = int(np.prod(shape))
     count = min(canaries, pixels * classes)
     chosen = rng.permutation(pixels * classes)[:count]
@@ -288,9 +289,16 @@ def membership_attack(
     middle = float(np.median(scores))
     mu = np.sqrt(rounds * subject.plan.steps) / subject.claimed_noise if subject.plan.sampling_rate == 1.0 else None
     return AttackResult(
-        *("membership", claim.epsilon, subject.delta, claim.guess_accuracy, audit),
-        *(float(((scores > middle) == coins).mean()), scores[coins], scores[~coins], mu),
-        subject.model.accuracy(weights, *public),
+        name="membership",
+        claim_epsilon=claim.epsilon,
+        delta=subject.delta,
+        claim_guess=claim.guess_accuracy,
+        audit=audit,
+        guess=float(((scores > middle) == coins).mean()),
+        inside=scores[coins],
+        outside=scores[~coins],
+        claim_mu=mu,
+        accuracy=subject.model.accuracy(weights, *public),
     )
 
 
@@ -349,7 +357,9 @@ def _reference(subject: Subject, public: tuple[Tensor, Tensor], rng: np.random.G
     """Weights trained on public records without noise: how hard each record is for a model that never saw it."""
     records = ClientRecords(*public, [public[1].shape[0]])
     moved = plain_updates(
-        *(subject.model, subject.weights, records),
+        subject.model,
+        subject.weights,
+        records,
         batch=32,
         epochs=_REFERENCE_EPOCHS,
         learning_rate=0.1,
@@ -380,7 +390,6 @@ def _batches(total: int) -> Iterator[int]:
         yield min(_COPIES, total - start)
 
 
-ATTACKS = ("canary", "one-run", "membership")
 # Records of a finished run that are compared with as many test records.
 _MEMBERS = 2000
 # Test records on which the membership attack trains the model that it compares with.
@@ -430,11 +439,40 @@ def _target_of_task(plan: AttackPlan, task: Task) -> _Target:
     return _Target(task.name, model, 1.0, inputs, labels, some.tensors())
 
 
+def _canary(subject: Subject, target: _Target, plan: AttackPlan, rng: np.random.Generator) -> AttackResult:
+    return canary_attack(subject, rng, trials=plan.trials, confidence=plan.confidence)
+
+
+def _one_run(subject: Subject, target: _Target, plan: AttackPlan, rng: np.random.Generator) -> AttackResult:
+    return one_run_attack(subject, rng, canaries=plan.canaries, confidence=plan.confidence)
+
+
+def _membership(subject: Subject, target: _Target, plan: AttackPlan, rng: np.random.Generator) -> AttackResult:
+    # As many records a client as the attacked one has, at most ten clients' worth.
+    mine = slice(0, min(target.labels.shape[0], 10 * plan.records))
+    return membership_attack(
+        subject,
+        target.inputs[mine],
+        target.labels[mine],
+        target.public,
+        rng,
+        targets=plan.targets,
+        rounds=plan.rounds,
+        confidence=plan.confidence,
+    )
+
+
+# The attacks of `privmarket attack` by name. To add one: a function that takes the client under attack, the records
+# and the model it came from, the plan and a generator, and a line here.
+_ATTACKS = {"canary": _canary, "one-run": _one_run, "membership": _membership}
+ATTACKS = tuple(_ATTACKS)
+
+
 @one_thread()
 def attack_client(
     plan: AttackPlan,
     kinds: Sequence[str] = ATTACKS,
-    report: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] | None = None,
     *,
     task: Task | None = None,
 ) -> list[AttackResult]:
@@ -469,21 +507,9 @@ def attack_client(
     )
     results = []
     for name in kinds:
-        report(f"{name} attack …")
-        if name == "canary":
-            found = canary_attack(subject, rng, trials=plan.trials, confidence=plan.confidence)
-        elif name == "one-run":
-            found = one_run_attack(subject, rng, canaries=plan.canaries, confidence=plan.confidence)
-        else:
-            # As many records a client as the attacked one has, at most ten clients' worth.
-            mine = slice(0, min(labels.shape[0], 10 * own))
-            found = membership_attack(
-                *(subject, images[mine], labels[mine], target.public, rng),
-                targets=plan.targets,
-                rounds=plan.rounds,
-                confidence=plan.confidence,
-            )
-        results.append(found)
+        if report is not None:
+            report(f"{name} attack …")
+        results.append(_ATTACKS[name](subject, target, plan, rng))
     return results
 
 
@@ -521,9 +547,13 @@ def attack_run(
     rows = torch.from_numpy(rng.permutation(of_sellers)[:_MEMBERS])
     found.append(
         finished_model_attack(
-            *(pool.model, torch.from_numpy(result.weights), (pool.inputs[rows], pool.labels[rows])),
+            pool.model,
+            torch.from_numpy(result.weights),
+            (pool.inputs[rows], pool.labels[rows]),
             task.test.tensors(),
-            *(worst.epsilon, config.delta, rng),
+            worst.epsilon,
+            config.delta,
+            rng,
             claim_guess=worst.guess_accuracy,
             confidence=confidence,
         )

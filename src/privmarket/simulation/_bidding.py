@@ -152,7 +152,9 @@ Strategy = Callable[[Array, Array, float], Array]
 FACTORS = (0.8, 1.0, 1.1, 1.25, 1.5, 2.0)
 """What learning bidders try: their valuation times one of these."""
 _EXPLORING = 8  # the stream of random numbers that decides who tries what
-_FIRST_SHARE, _LEAST_SHARE = 0.5, 0.05  # how often a client tries a factor at random, at first and at the end
+# How often a client tries a factor at random, at first and at the end.
+_FIRST_SHARE = 0.5
+_LEAST_SHARE = 0.05
 _TRUTH = FACTORS.index(1.0)
 _SALE_IN_SHARES = 3.0  # the game lets a client sell up to three even shares of its budget in a round
 
@@ -216,7 +218,8 @@ class Learning:
 
     def _learn(self, valuation: Array, record: RoundRecord) -> None:
         """Books each client's surplus of a round to the factor that it used there."""
-        used, surplus = self.choices(record.number), np.zeros(self.clients)
+        used = self.choices(record.number)
+        surplus = np.zeros(self.clients)
         for client, epsilon in record.sold_epsilon.items():
             place = self._place[client]
             surplus[place] -= valuation[place] * epsilon
@@ -262,7 +265,8 @@ def _equilibrium(config: FederationConfig, law: Distribution, family: ReleaseFam
         )
     wallets = Wallets(np.full(1, config.wallet), config.delta)
     even = float(wallets.affordable(family, law.epsilon_max, config.rounds)[0])
-    lifetime, wallet = even * config.rounds, config.wallet
+    lifetime = even * config.rounds
+    wallet = config.wallet
     game = meanfield.Problem.from_scenario(
         IndependentDistribution(law.name, law.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime),
         budget_per_client=config.budget_per_round / config.clients,

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from privmarket._settings import ARITHMETICS, MEASURED_ON, MarketPlan, TrainingPlan, identity, setting
 from privmarket.errors import ConfigurationError, UnknownNameError
@@ -65,7 +65,8 @@ DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
 OWN_MODEL = "own"
 SIZES = ("equal", "dirichlet")
 STRATEGIES = ("truthful", "equilibrium", "learning")
-STATISTICS = ("none", "free", "moments")
+Statistics = Literal["none", "free", "moments"]
+STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
 
 
 def usual_interval(rounds: int) -> int:

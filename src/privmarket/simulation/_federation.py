@@ -205,15 +205,20 @@ class Federation:
 
     def step(self, state: RunState) -> RunState:
         """One round: auction, training, settlement, and the model moved by what was bought."""
-        clients, number, rounds = SimulatedClients(self, state), state.next_round, self.config.rounds
+        clients = SimulatedClients(self, state)
+        number = state.next_round
+        rounds = self.config.rounds
         if self.mode.holds_auctions:
-            terms, store = self.pacing.terms(state.records), MemoryStore(self.place, state.wallets)
+            terms = self.pacing.terms(state.records)
+            store = MemoryStore(self.place, state.wallets)
             purses = store if self.mode.counts_epsilon else ReleaseBook()
             market, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
-            update, left = delivered.update, state.remaining_micro - record.spent_micro
+            update = delivered.update
+            left = state.remaining_micro - record.spent_micro
             state = replace(state, wallets=store.wallets, remaining_micro=left)
         else:
-            update, record = clients.train_all(), RoundRecord(number)
+            update = clients.train_all()
+            record = RoundRecord(number)
         if self.sells_moments(number):
             state = self._whitened(state, market, record, update)
         elif update is not None:
@@ -257,11 +262,13 @@ class Federation:
             sales: client → what it sold; None trains for nothing and adds no noise.
             grids: of each client's share, where a secure sum adds them up; then a row is the sum of some of them.
         """
-        weights, chunk = state.server.weights.numpy(), self.pool.chunk
+        weights = state.server.weights.numpy()
+        chunk = self.pool.chunk
         sells_moments = self.sells_moments(state.next_round)
         if sells_moments:
             weights = np.zeros(self.pool.moments.parameters, dtype=np.float32)
-        clients, awards = [self.place[client] for client in sales], list(sales.values())
+        clients = [self.place[client] for client in sales]
+        awards = list(sales.values())
         orders = []
         for start in range(0, len(clients), chunk):
             some = awards[start : start + chunk]
@@ -366,9 +373,12 @@ class SimulatedClients:
 
     def offers(self, terms: Terms) -> dict[str, Offer]:
         """Offers of the clients that have records and something left in their wallets."""
-        run, state, config = self.federation, self.state, self.federation.config
+        run = self.federation
+        state = self.state
+        config = self.federation.config
         types = run.types(terms.number)
-        epsilon, valuation = np.minimum(types.epsilon, terms.epsilon_max), types.valuation
+        epsilon = np.minimum(types.epsilon, terms.epsilon_max)
+        valuation = types.valuation
         if run.mode.counts_epsilon:
             rounds_left = terms.rounds - terms.number if config.wallet_policy == "spread" else 1
             epsilon = state.wallets.affordable(terms.family, epsilon, rounds_left)
@@ -385,7 +395,8 @@ class SimulatedClients:
 
         Under local trust the server sees every update and weighs it; under aggregate trust only their sum.
         """
-        run, config = self.federation, self.federation.config
+        run = self.federation
+        config = self.federation.config
         gone = self._dropped(market) if config.dropout else set()
         sales = {client: award for client, award in market.awards.items() if client not in gone}
         if market.terms.trust == "aggregate" and run.mode.is_private:
@@ -431,7 +442,8 @@ class SimulatedClients:
 
     def _dropped(self, market: Round) -> set[str]:
         """The sellers that vanish after the auction, drawn with the configured probability."""
-        run, config = self.federation, self.federation.config
+        run = self.federation
+        config = self.federation.config
         rng = np.random.default_rng([config.seed, _DROPOUT, market.terms.number])
         gone = rng.random(config.clients) < config.dropout
         return {client for client in market.awards if gone[run.place[client]]}
@@ -444,7 +456,8 @@ class SimulatedClients:
         sizes = run.sizes[everyone]
         total = aggregate(sizes / sizes.sum(), updates)
         if not np.isfinite(total).all():
-            model, features = run.config.training.model, run.config.training.features
+            model = run.config.training.model
+            features = run.config.training.features
             step = f"PIXEL_RATES[{model!r}]" if features == "none" else "PLAIN_RATE"
             raise ConfigurationError(
                 f"training without privacy diverged in round {self.state.next_round + 1}",
@@ -462,7 +475,7 @@ def run(
     workers: int = 1,
     checkpoint: Path | None = None,
     checkpoint_every: int = 10,
-    on_round: OnRound = lambda _: None,
+    on_round: OnRound | None = None,
     strategy: Strategy | None = None,
     mechanism: Mechanism | None = None,
 ) -> RunResult:
@@ -488,11 +501,13 @@ def run(
         strategy=strategy,
     ) as federation:
         state = _resume(federation, checkpoint)
-        for record in state.records:
-            on_round(record)
+        if on_round is not None:
+            for record in state.records:
+                on_round(record)
         while state.next_round < config.rounds:
             state = federation.step(state)
-            on_round(state.records[-1])
+            if on_round is not None:
+                on_round(state.records[-1])
             if checkpoint is not None and (
                 state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
             ):

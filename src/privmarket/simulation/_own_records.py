@@ -26,8 +26,6 @@ from privmarket.errors import DataError
 from privmarket.tasks import own_records_alone
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from privmarket.tasks import FittedBaseline, Task
     from privmarket.training import PrivateModel
 
@@ -54,7 +52,7 @@ class OwnModel:
         module: the task's module, trained on all public records.
         strength: what cross-validation chose: the penalty of a linear model, or passes over the records.
         held_out_loss: mean loss per record in cross-validation, each record left out of the training that
-        predicts it.
+            predicts it.
         held_out_spread: of a regression, the deviation of targets from what was predicted for them; else 0.
     """
 

@@ -12,37 +12,52 @@ import hashlib
 import json
 import math
 import pickle
+import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from privmarket import __version__
+from privmarket._counted import counted
+from privmarket._figures import new_figure
 from privmarket._files import write_atomically
+from privmarket._lazy import late, require
+from privmarket._settings import DELTA, HONEST_SHARE, Trust
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import SCENARIOS, Distribution, scenario
 from privmarket.market._objectives import AggregateError
 from privmarket.market._ration_design import Marginals
-from privmarket.simulation._config import FederationConfig, Training, whitened_training
+from privmarket.simulation._bidding import AskedPrices
+from privmarket.simulation._config import FederationConfig, Training, recommended_training, whitened_training
+from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
 from privmarket.simulation._rehearsal import StandIn, first_round, free_whitening, rehearsed
+from privmarket.tasks import task as builtin
 from privmarket.training import one_thread
 
 if TYPE_CHECKING:
-    from privmarket.simulation._bidding import AskedPrices
-    from privmarket.tasks import Score, Task
+    import pandas
+    from matplotlib.figure import Figure
 
+    from privmarket.tasks import Score, Task
+else:
+    pandas = late("pandas")
 
 # Settings are chosen with this seed; figures come from others.
 SEARCH_SEEDS = (0,)
 REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and the next below it
+# How many totals beyond those that were named are tried for a target, and by which factor they differ.
+_STEPS_BEYOND = 3
+_FACTOR_BEYOND = 4.0
 # Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
 
@@ -153,7 +168,8 @@ def rule_choices(
         measured: H where it was measured; else rules that need it are tried with those of the options.
     """
     facts = Marginals.of(law)
-    rounds, rate = base.rounds, base.training.server_rate
+    rounds = base.rounds
+    rate = base.training.server_rate
     found = []
     for share in options.price_shares:
         price = float(f"{float(facts.price(np.array(share))):.4g}")
@@ -166,7 +182,8 @@ def rule_choices(
         else:
             found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
     grade = _GRADED_HETEROGENEITY if measured is None else measured
-    graded, label = (("heterogeneity", grade),), f"graded-ration for H = {grade:g}"
+    graded = (("heterogeneity", grade),)
+    label = f"graded-ration for H = {grade:g}"
     found.append(Choice(rounds, "graded-ration", graded, label, rate))
     found.append(Choice(rounds, "mean-field-menu", (), "mean-field-menu", rate))
     return found
@@ -178,9 +195,6 @@ def expected_cells(options: Options, totals: int, rules: int, *, rehearses: bool
     search = rules + len(options.rounds)
     near = min(3, len(options.rounds)) + min(2, rules - 1)
     return (search + (totals - 1) * near if rehearses else 0) + totals * len(options.seeds)
-
-
-_STEPS_BEYOND, _FACTOR_BEYOND = 3, 4.0  # totals beyond those that were named, where a target asks for them
 
 
 @dataclass(frozen=True)
@@ -266,9 +280,9 @@ class TriedSettings:
     seeds: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything `privmarket plan` says.
+    """What a model will cost, and what it adds to the buyer's own records: everything `privmarket plan` says.
 
     Attributes:
         points: by rising money.
@@ -329,6 +343,143 @@ class Plan:
             "config": self.base.to_json(),
         }
 
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per total of money: score, gain, lifetime ε, pay, and the chosen settings; needs pandas."""
+        require("pandas", "pandas")
+        rows = [
+            {
+                "money": point.total,
+                "spent": point.spent,
+                self.score.name: point.score,
+                "lowest": point.lowest,
+                "highest": point.highest,
+                "gain": point.gain,
+                "lifetime_epsilon": point.lifetime_epsilon,
+                "epsilon_if_others_collude": point.epsilon_if_others_collude,
+                "pay_per_client": point.pay_per_client,
+                "sellers_per_round": point.sellers_per_round,
+                "rounds": point.choice.rounds,
+                "budget_per_round": point.budget_per_round,
+                "rule": point.choice.label,
+                "server_rate": point.choice.server_rate,
+                "clip_norm": point.choice.training(self.base.training).clip_norm,
+            }
+            for point in self.points
+        ]
+        return pandas.DataFrame(rows)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Score, largest lifetime ε and pay over money; saved to `path` if given. Needs matplotlib.
+
+        The band is the range of the score over seeds. A plan with one total is a sentence instead of three dots.
+        """
+        if len(self.points) == 1:
+            figure = new_figure(7.0, 1.2)
+            words = "\n".join(textwrap.wrap(self.sentence(), 95))
+            figure.text(0.5, 0.5, words, ha="center", va="center", fontsize=9)
+            if path is not None:
+                figure.savefig(path, dpi=150)
+            return figure
+        figure = new_figure(9.5, 3.4)
+        money = [point.total for point in self.points]
+        panels = figure.subplots(1, 3)
+        curves = {
+            f"{self.score.heading} on test records": [point.score for point in self.points],
+            "largest lifetime ε": [point.lifetime_epsilon for point in self.points],
+            "pay per client": [point.pay_per_client for point in self.points],
+        }
+        for axes, (title, values) in zip(panels, curves.items(), strict=True):
+            axes.plot(money, values, "o-", color="#D55E00")
+            axes.set(xscale="log", xlabel="money in all", title=title)
+            axes.set_xticks(money, _tick_labels(money), minor=False)
+            axes.set_xticks([], minor=True)
+            axes.grid(alpha=0.25)
+        scores = panels[0]
+        lowest = [point.lowest for point in self.points]
+        highest = [point.highest for point in self.points]
+        scores.fill_between(money, lowest, highest, color="#D55E00", alpha=0.2, lw=0)
+        scores.yaxis.set_major_formatter(lambda value, _: self.score_text(value))
+        if self.target is not None:
+            scores.axhline(self.target, color="k", ls="--", lw=0.8, label="target")
+        if self.score_before is not None:
+            had = counted(self.own_records, "record")
+            scores.axhline(self.score_before, color="#009E73", ls=":", lw=1.4, label=f"your own {had} alone")
+        if self.chosen is not None:
+            scores.plot([self.chosen.total], [self.chosen.score], "s", color="k", ms=7, label="chosen")
+        if scores.get_legend_handles_labels()[0]:
+            scores.legend(loc="upper left", bbox_to_anchor=(0.0, -0.18), fontsize=8, frameon=False)
+        sold = [point.lifetime_epsilon for point in self.points if 0 < point.lifetime_epsilon < math.inf]
+        if sold:
+            ticks = _round_numbers(sold)
+            panels[1].set_yscale("log")
+            panels[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+            panels[1].set_yticks([], minor=True)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def sentence(self) -> str:
+        """What the first total buys, in words."""
+        point = self.points[0]
+        score = f"{self.score.heading} {self.score_text(point.score)} on test records"
+        if point.lowest < point.highest:
+            score += f" ({self.score_text(point.lowest)} to {self.score_text(point.highest)} over seeds)"
+        own = ""
+        if self.score_before is not None:
+            had = counted(self.own_records, "record")
+            own = f", where your own {had} alone give {self.score_text(self.score_before)}"
+        return (
+            f"For {amount(point.total)} in all: {score}{own}; the largest lifetime ε is "
+            f"{point.lifetime_epsilon:.3g}, and a client is paid {amount(point.pay_per_client)} on average."
+        )
+
+    def score_text(self, value: float) -> str:
+        """A score as an axis shows it."""
+        return f"{100 * value:g}%" if self.score.percent else f"{value:.3g}"
+
+    def __repr__(self) -> str:
+        said = f"Plan({self.base.dataset!r}, {counted(self.base.clients, 'client')}, {self.base.trust} trust"
+        if self.score_before is not None:
+            said += f", {self.score.heading} of own records {self.score.format(self.score_before)}"
+        if self.points:
+            best = max(self.points, key=lambda point: self.score.gain(0.0, point.score))
+            said += f", best of {counted(len(self.points), 'total')} {self.score.format(best.score)}"
+            said += f" for {amount(best.total)}"
+        if self.target is not None:
+            reached = "not reached" if self.chosen is None else f"for {amount(self.chosen.total)}"
+            if self.own_records_suffice:
+                reached = "by own records"
+            said += f", target {self.score.format(self.target)} {reached}"
+        return said + ")"
+
+
+def amount(money: float) -> str:
+    """An amount of money with three digits, from a hundred on in whole units."""
+    return f"{money:,.0f}" if money >= 100 else f"{money:.3g}"
+
+
+def _tick_labels(money: Sequence[float]) -> list[str]:
+    """Amounts below their ticks; none where the next one to the left is too near on the logarithmic scale."""
+    apart = 0.12 * math.log(money[-1] / money[0])
+    last = -math.inf
+    said = []
+    for total in money:
+        if math.log(total) - last < apart:
+            said.append("")
+        else:
+            said.append(amount(total))
+            last = math.log(total)
+    return said
+
+
+def _round_numbers(values: Sequence[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten around positive values, for an axis whose labels do not overlap."""
+    low = min(values)
+    high = max(values)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return [step for step in steps if low / 2.5 <= step <= high * 2.5]
+
 
 @dataclass(frozen=True)
 class Searched:
@@ -349,8 +500,131 @@ OnCell = Callable[[int, str], None]
 """Told how many more rehearsals or runs are done or known to be needed, and what was done last."""
 
 
+def _tell_nobody(_done: int, _text: str) -> None:
+    return None
+
+
+def plan(
+    task: Task | str | None = None,
+    *,
+    target: float | None = None,
+    total: float | None = None,
+    money: Sequence[float] | None = None,
+    rounds: Sequence[int] | None = None,
+    effort: Literal["quick", "normal", "full"] = "normal",
+    dataset: str | None = None,
+    clients: int | None = None,
+    alpha: float | None = None,
+    public: int | None = None,
+    # the market
+    trust: Trust = "local",
+    honest_share: float = HONEST_SHARE,
+    delta: float = DELTA,
+    wallet: float | None = None,
+    bids: AskedPrices | str | Path | None = None,
+    scenario: str = "uniform",
+    # settings of the training that the plan keeps
+    server_rate: float | None = None,
+    clip_norm: float | None = None,
+    averaging: float | None = None,
+    # how it is made
+    workers: int = 1,
+    folder: str | Path | None = None,
+    on_cell: OnCell | None = None,
+) -> Plan:
+    """Says what a model will cost before anyone is paid, and what it adds to the buyer's own records.
+
+    Rounds, budget a round, rule, price, server rate, clip norm and averaging are chosen by rehearsals on the public
+    records alone. The figures come from whole runs of the market with other seeds, measured on test records.
+
+    >>> import privmarket as pm
+    >>> plan = pm.plan("breast-cancer", total=5, rounds=[5], effort="quick", trust="aggregate")
+    >>> plan
+    Plan('breast-cancer', 10 clients, aggregate trust, AUC of own records 0.994, best of 1 total 0.996 for 5)
+    >>> plan.worth_buying
+    False
+
+    Args:
+        task: what is learned from whose records: a `Task`, or the name of a built-in one.
+        target: find the least money for this score, e.g. 0.95; `Plan.chosen` is the point that reaches it.
+        total: or plan for this much money in all.
+        money: totals to try where neither is given, and around which a target is looked for; by default 0.3 to 10
+            per client, 0.03 to 1.5 under aggregate trust.
+        rounds: numbers of rounds to try, instead of those of the effort.
+        effort: how many settings and seeds are tried.
+        dataset: instead of a task: digits (the default), mnist, fashion-mnist or cifar10, dealt anew for each seed.
+        clients: with `dataset`, how many clients share its records; 100 unless given.
+        alpha: with `dataset`, Dirichlet skew of labels; 0.5 unless given.
+        public: with `dataset`, how many kept-back records are the buyer's; as many as a client holds unless given.
+        trust, honest_share, delta, wallet, bids, scenario: as for `federate`.
+        server_rate, clip_norm, averaging: kept out of the search where they are given.
+        workers: processes; the plan does not depend on it.
+        folder: where runs are kept, so that a plan that was stopped goes on; nothing is kept unless given.
+        on_cell: told after every rehearsal and run how many are done, and what was done.
+
+    Raises:
+        ConfigurationError: target and total are both given, or a setting of `dataset` stands beside a task.
+    """
+    if target is not None and total is not None:
+        raise ConfigurationError("target and total exclude each other", "give one of them")
+    if isinstance(task, str):
+        task = builtin(task)
+    of_dataset = {"dataset": dataset, "clients": clients, "alpha": alpha, "public": public}
+    settings: dict[str, Any] = {name: value for name, value in of_dataset.items() if value is not None}
+    if task is not None:
+        for name, value in settings.items():
+            raise ConfigurationError(f"{name}={value!r} beside a task", "say it where the task is made")
+        settings = {**settings_of(task)}
+    else:
+        base = FederationConfig(**settings)
+        settings["training"] = recommended_training(base.dataset, "aggregate")
+        if public is None:
+            settings["public"] = usual_public(base.dataset, base.clients, base.alpha)
+    asked = AskedPrices.read(bids) if isinstance(bids, str | Path) else bids
+    of_training = {"server_rate": server_rate, "clip_norm": clip_norm, "averaging": averaging}
+    kept = {name: value for name, value in of_training.items() if value is not None}
+    config = FederationConfig(
+        **settings,
+        trust=trust,
+        honest_share=honest_share,
+        delta=delta,
+        wallet=wallet,
+        scenario=scenario,
+        bids="" if asked is None else asked.digest(),
+    ).replace_training(**kept)
+    if money is None:
+        money = usual_totals(config.clients, trust)
+    totals = checked_totals(money if total is None else [total])
+    options = chosen_options(effort, rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        planner = Planner(
+            config,
+            Path(scratch if folder is None else folder),
+            options,
+            task=task,
+            asked=asked,
+            workers=workers,
+            on_cell=on_cell,
+            fixed=tuple(kept),
+        )
+        return planner.for_totals(totals) if target is None else planner.for_target(target, totals)
+
+
+def usual_public(dataset: str, clients: int, alpha: float) -> int:
+    """How many kept-back records the buyer of a built-in picture set has unless told: as many as a client holds."""
+    made = builtin(dataset, clients=clients, alpha=alpha, features="none")
+    return 0 if made.public is None else len(made.public)
+
+
+def chosen_options(effort: str, rounds: Sequence[int] | None = None) -> Options:
+    """What a plan of this effort tries, with other numbers of rounds where they are given."""
+    if effort not in EFFORTS:
+        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(EFFORTS)}")
+    return EFFORTS[effort] if rounds is None else replace(EFFORTS[effort], rounds=tuple(sorted(rounds)))
+
+
 class Planner:
-    """Makes plans for one market and one task.
+    """Makes plans for one market and one task; `plan` makes one from plain arguments.
 
     Args:
         base: trust, wallet, law, training. Money, rounds, rule, rate and clip norm are the plan's choice.
@@ -372,14 +646,14 @@ class Planner:
         task: Task | None = None,
         asked: AskedPrices | None = None,
         workers: int = 1,
-        on_cell: OnCell = lambda _done, _text: None,
+        on_cell: OnCell | None = None,
         fixed: Sequence[str] = (),
     ) -> None:
         self.base = base
         self.folder = folder
         self.options = options or Options()
         self.workers = workers
-        self.on_cell = on_cell
+        self.on_cell: OnCell = on_cell or _tell_nobody
         self.asked = asked
         self.fixed = tuple(fixed)
         self._given = task

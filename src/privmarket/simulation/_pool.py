@@ -45,75 +45,11 @@ if TYPE_CHECKING:
     from privmarket.tasks import Task
 
 
-Argument = TypeVar("Argument")
-Built = TypeVar("Built")
-Work = TypeVar("Work")
-
-# What a worker process does with a piece of work; set once in each process by `_start`.
-_WORK: list[Callable[..., np.ndarray]] = []
-
-
-def process_context() -> BaseContext:
-    """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
-
-    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
-    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["privmarket.simulation._federation"])
-    return context
-
-
-class Workers(Generic[Work]):
-    """Maps chunks of work over processes; one worker means this process.
-
-    Args:
-        build: makes what every worker needs (data, model) from `argument`, once per process.
-        work: (what `build` made, task) → array.
-
-    Attributes:
-        map: tasks → their results, in the order of the tasks.
-    """
-
-    map: Callable[[Sequence[Work]], Iterable[np.ndarray]]
-
-    def __init__(
-        self,
-        build: Callable[[Argument], Built],
-        argument: Argument,
-        work: Callable[[Built, Work], np.ndarray],
-        count: int = 1,
-    ) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        if count == 1:
-            self.map = partial(map, partial(work, build(argument)))
-        else:
-            self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
-            self.map = partial(self._pool.map, _run)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
-def _start(
-    build: Callable[[Argument], Built], argument: Argument, work: Callable[[Built, Work], np.ndarray]
-) -> None:
-    torch.set_num_threads(1)
-    _WORK[:] = [partial(work, build(argument))]
-
-
-def _run(task: object) -> np.ndarray:
-    return _WORK[0](task)
-
-
-# What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
-_WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
+# What each stream of random numbers is for; keeps them independent. `tasks` and `_bidding`
+# hold the others.
+_WEIGHTS = 2
+_SHUFFLE = 3
+_LITERAL_NOISE = 4
 
 # The paper's local training, Table III of [Sun2026]: used by `no-dp` (one epoch) and `literal`.
 # Each step size is the best of several on validation records.
@@ -257,7 +193,8 @@ class ClientPool:
             key = self.config.seed, "update", order.round_number
             sources = [NoiseSource.from_seed(*key, client) for client in order.clients]
             sigma = order.noise_multiplier if self.mode.is_private else (0.0,) * len(order.clients)
-            weights, records = torch.from_numpy(order.weights), self._ordered(order, order.clients)
+            weights = torch.from_numpy(order.weights)
+            records = self._ordered(order, order.clients)
             model, plan = self.sale(sells_moments=order.sells_moments, whitening=order.whitening)
             return private_updates(model, weights, records, plan, sigma, sources).numpy()
 
@@ -267,7 +204,8 @@ class ClientPool:
         One client after the other: matrix products round differently when clients are stacked, and a sum must be
         the same to the last bit whether its sellers live in one process or on machines of their own.
         """
-        weights, total = torch.from_numpy(order.weights), np.zeros((1, order.weights.size), dtype=np.int64)
+        weights = torch.from_numpy(order.weights)
+        total = np.zeros((1, order.weights.size), dtype=np.int64)
         model, plan = self.sale(sells_moments=order.sells_moments, whitening=order.whitening)
         for client, grid in zip(order.clients, order.grids, strict=True):
             source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)
@@ -361,3 +299,73 @@ def builtin_task(config: FederationConfig) -> Task:
 def build_pool(config: FederationConfig) -> ClientPool:
     """The pool of a built-in data set, for a process of its own."""
     return ClientPool.of(config, builtin_task(config))
+
+
+# --- processes -------------------------------------------------------------------------------------------
+
+
+Argument = TypeVar("Argument")
+Built = TypeVar("Built")
+Work = TypeVar("Work")
+
+# What a worker process does with a piece of work; set once in each process by `_start`.
+_WORK: list[Callable[..., np.ndarray]] = []
+
+
+def process_context() -> BaseContext:
+    """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
+
+    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
+    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["privmarket.simulation._federation"])
+    return context
+
+
+class Workers(Generic[Work]):
+    """Maps chunks of work over processes; one worker means this process.
+
+    Args:
+        build: makes what every worker needs (data, model) from `argument`, once per process.
+        work: (what `build` made, a piece of work) → array.
+
+    Attributes:
+        map: pieces of work → their results, in the same order.
+    """
+
+    map: Callable[[Sequence[Work]], Iterable[np.ndarray]]
+
+    def __init__(
+        self,
+        build: Callable[[Argument], Built],
+        argument: Argument,
+        work: Callable[[Built, Work], np.ndarray],
+        count: int = 1,
+    ) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        if count == 1:
+            self.map = partial(map, partial(work, build(argument)))
+        else:
+            self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
+            self.map = partial(self._pool.map, _run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _start(
+    build: Callable[[Argument], Built], argument: Argument, work: Callable[[Built, Work], np.ndarray]
+) -> None:
+    torch.set_num_threads(1)
+    _WORK[:] = [partial(work, build(argument))]
+
+
+def _run(work: object) -> np.ndarray:
+    return _WORK[0](work)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from privmarket.errors import ConfigurationError
 from privmarket.simulation._checkpoint import RunState
-from privmarket.simulation._config import FederationConfig, whitened_training
+from privmarket.simulation._config import FederationConfig, Training, whitened_training
 from privmarket.simulation._federation import Federation, SimulatedClients
 from privmarket.simulation._moments import MomentsSale, Whitening
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
@@ -42,18 +42,57 @@ from privmarket.training import ClientRecords, PrivateModel, clipped_sums, one_t
 if TYPE_CHECKING:
     from privmarket.market._mechanism import Mechanism
     from privmarket.simulation._bidding import AskedPrices
-    from privmarket.simulation._config import FederationConfig, Training
-    from privmarket.tasks import Task
 
+Array = NDArray[np.float64]
 
-# Random streams of a measurement, apart from those of a run.
+# Random streams, apart from those of a run.
 _SPREAD_PARTS = 11
 _SPREAD_NOISE = 12
+_RESAMPLE = 21
+_LABELS = 22
+_MIXES = 23
+_NOISE = 24
+_PARTS = 25
+# Parts of the clients and levels of noise by which H is measured.
+SPREAD_SHARES = (0.15, 0.4)
+SPREAD_DRAWS = 2
+SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
+# Rows of a world that are trained on, of linear modules and of others, whose steps cost more.
+_ROWS = 1_000
+_ROWS_OF_NETWORKS = 300
+# The share of the inputs that stand-in sellers hold. They learn what the buyer does not know of the labels;
+# the rest shows what noise does in directions that they do not hold.
+_HELD_SHARE = 0.8
+# Few inputs get several labels each, so that the worlds' labels are not what is learned.
+_MOST_DRAWS = 8
+# Regression targets are cut into so many groups, between which stand-in sellers differ.
+_TARGET_GROUPS = 5
+# The skew of stand-in sellers where the task does not say how its clients differ.
+SKEW = 0.5
+WORLDS = 8
+# Where clip norms are tried: quantiles of the public records' gradient norms at the buyer's own model. Records of a
+# rare class have the longest gradients; a clip norm below theirs teaches that there are fewer of them.
+_CLIP_QUANTILES = (0.5, 0.9, 1.0)
+# Server rates that are tried first; the loss may fall, rise and fall again along them.
+_RATES = (0.03125, 0.125, 0.5, 2.0, 8.0, 32.0)
+_NORMS_LOOKED_AT = 200
+_AVERAGING = (0.0, 0.5, 0.8)
+_FINE = 2.0
+_LONGEST_WALK = 6
 
 
 @dataclass(frozen=True)
 class ClientSpread:
-    """Accuracies of the trainings, and the exchange rate that follows from them.
+    """What it costs to buy from some clients only, beside what noise costs: H²/κ of the market's error, measured.
+
+    A rule that is optimised for an accurate sum must weigh bias (clients left out) against noise (little ε bought).
+    Their exchange rate depends on the data, on how it is split and on the training, so it is measured in trainings
+    on public records. Some leave a random part of the clients out and add no noise, others keep all clients and add
+    noise; a part and a noise that end at the same accuracy do equal harm.
+
+    Notation: N clients of which a share u takes part, s = deviation of the noise on the mean of all clients' sums
+    over the clip norm C. The typical error is κ·s² for noise alone and H²·(1/u − 1) for a random part alone, so
+    H²/κ = s²/(1/u − 1) at equal accuracy. Derivation: docs/theory/aggregate-trust.md.
 
     Attributes:
         share, share_accuracy: shares of clients that took part, and the mean accuracy of each.
@@ -92,9 +131,9 @@ def measure_spread(
     shares: Sequence[float] = (0.2, 0.35, 0.5),
     draws: int = 3,
     octaves: Sequence[int] = range(-4, 4),
-    on_training: Callable[[], None] = lambda: None,
+    on_training: Callable[[], None] | None = None,
 ) -> ClientSpread:
-    """Trains several times and compares.
+    """Measures `ClientSpread` by trainings on public records that stand for the clients' own.
 
     Args:
         config: model, split into clients, rounds and server's steps; its rule and money do not matter.
@@ -112,7 +151,8 @@ def measure_spread(
 
         def accuracy(part: np.ndarray, noise: float) -> float:
             found = _accuracy(run, part, noise)
-            on_training()
+            if on_training is not None:
+                on_training()
             return found
 
         share_accuracy = []
@@ -128,7 +168,8 @@ def measure_spread(
 def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
     """Of a training on these clients alone, with noise of deviation `noise`·C on the mean of their sums."""
     rng = np.random.default_rng([run.config.seed, _SPREAD_NOISE])
-    members, state = [int(i) for i in clients], run.start()
+    members = [int(i) for i in clients]
+    state = run.start()
     deviation = noise * _unit(run)
     for number in range(run.config.rounds):
         update = run.run_clients(state, dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
@@ -152,42 +193,6 @@ def _unit(run: Federation) -> float:
     """How far a client's update moves where its clipped sum moves by one clip norm."""
     plan = run.pool.plan
     return float(plan.clip_norm * plan.learning_rate / plan.expected_batch)
-
-
-Array = NDArray[np.float64]
-
-# Random streams, apart from those of a run.
-_RESAMPLE = 21
-_LABELS = 22
-_MIXES = 23
-_NOISE = 24
-_PARTS = 25
-# Parts of the clients and levels of noise by which H is measured.
-SPREAD_SHARES = (0.15, 0.4)
-SPREAD_DRAWS = 2
-SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
-# Rows of a world that are trained on, of linear modules and of others, whose steps cost more.
-_ROWS = 1_000
-_ROWS_OF_NETWORKS = 300
-# The share of the inputs that stand-in sellers hold. They learn what the buyer does not know of the labels;
-# the rest shows what noise does in directions that they do not hold.
-_HELD_SHARE = 0.8
-# Few inputs get several labels each, so that the worlds' labels are not what is learned.
-_MOST_DRAWS = 8
-# Regression targets are cut into so many groups, between which stand-in sellers differ.
-_TARGET_GROUPS = 5
-# The skew of stand-in sellers where the task does not say how its clients differ.
-SKEW = 0.5
-WORLDS = 8
-# Where clip norms are tried: quantiles of the public records' gradient norms at the buyer's own model. Records of a
-# rare class have the longest gradients; a clip norm below theirs teaches that there are fewer of them.
-_CLIP_QUANTILES = (0.5, 0.9, 1.0)
-# Server rates that are tried first; the loss may fall, rise and fall again along them.
-_RATES = (0.03125, 0.125, 0.5, 2.0, 8.0, 32.0)
-_NORMS_LOOKED_AT = 200
-_AVERAGING = (0.0, 0.5, 0.8)
-_FINE = 2.0
-_LONGEST_WALK = 6
 
 
 @dataclass(frozen=True)
@@ -300,7 +305,7 @@ class StandIn:
         *,
         fixed: Sequence[str] = (),
         whitening: Whitening | None = None,
-        on_tried: Callable[[int], None] = lambda _: None,
+        on_tried: Callable[[int], None] | None = None,
     ) -> Rehearsal:
         """The best server rate, clip norm and averaging for a market of so many rounds.
 
@@ -318,7 +323,8 @@ class StandIn:
         def loss(one: Training) -> float:
             if one not in tried:
                 tried[one] = self.loss_after(one, rounds, noise, groups, whitening)
-                on_tried(len(tried))
+                if on_tried is not None:
+                    on_tried(len(tried))
             return tried[one]
 
         best = training
@@ -359,7 +365,7 @@ class StandIn:
         return best
 
     def spread(self, training: Training, rounds: int, whitening: Whitening | None = None) -> ClientSpread:
-        """How much it harms to buy from some stand-in sellers only, beside what noise harms; see `client_spread`.
+        """How much it harms to buy from some stand-in sellers only, beside what noise harms; see `ClientSpread`.
 
         Noise is that on the mean gradient over the clip norm.
         """
@@ -578,7 +584,7 @@ def tuned_settings(
     fixed: Sequence[str] = (),
     mechanism: Mechanism | None = None,
     worlds: int = WORLDS,
-    on_tried: Callable[[int], None] = lambda _: None,
+    on_tried: Callable[[int], None] | None = None,
 ) -> Tuned | None:
     """Server rate, clip norm and averaging for this run, chosen on the task's public records.
 
@@ -616,7 +622,7 @@ def rehearsed(
     noise: float,
     *,
     fixed: Sequence[str] = (),
-    on_tried: Callable[[int], None] = lambda _: None,
+    on_tried: Callable[[int], None] | None = None,
 ) -> Rehearsal:
     """The better of two rehearsals: with inputs as they are, and with inputs whitened by the public records.
 

@@ -195,7 +195,9 @@ class RunResult:
                 lw=0.9,
                 label=f"own {counted(self.own_records.records, 'record')}",
             )
-        axes.set(xlabel="money paid", ylabel=f"{score.heading} (test records)", title=self.task.name)
+        axes.set(xlabel="money paid so far", ylabel=f"{score.heading} on test records", title=self.task.name)
+        if score.percent:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
         axes.grid(alpha=0.25)
         axes.legend(loc="best", fontsize=8)
         if path is not None:
@@ -339,7 +341,8 @@ class RunSummary(TypedDict):
 
 def client_table(result: RunResult) -> list[ClientRow]:
     """One row per client: its type, how often it sold, what it was paid, its total ε, what its wallet has left."""
-    clients, history = result.config.clients, result.wallets.history
+    clients = result.config.clients
+    history = result.wallets.history
     accountants = RdpAccountants(clients)
     for events in history:
         accountants.compose(events)

@@ -1,19 +1,26 @@
 """What is learned from whose records: tasks, their records, schemas, scores and models.
 
 A `Task` keeps three kinds of records apart: private ones, which the clients sell access to; public ones, which the
-buyer owns; and test records. It comes from a file (`Task.from_csv`), from arrays (`Task.from_arrays`), by name
-(`task`) or from a Python file (`load_task`). Nothing about private records is used for free: scales, categories and
-classes come from a schema or from public records.
+buyer owns; and test records. Nothing about private records is used for free: scales, categories and classes come
+from a schema or from public records.
 
-- `Task`, `Records`, `declared_size`: the task itself.
-- `task`, `task_names`, `load_task`: tasks by name.
-- `Schema`, `Column`, `LabelColumn`, `Pipeline`, `draft_schema`, `read_table`: tables, and how they become inputs.
-- `Score`, `score`, `score_names`: what a model is measured by.
+>>> import privmarket as pm
+>>> pm.task("breast-cancer")
+Task('breast-cancer', classification, 10 clients, 410 private, 41 public, 114 test records)
+
+- `Task.from_csv`, `Task.from_arrays`, `task` (by name, see `task_names`), `load_task` (from a Python file): where
+  tasks come from. `Records` are arrays of them, `declared_size` is what a client says in public of how many it
+  holds.
+- `Schema`, `Column`, `LabelColumn`, `draft_schema`, `read_table`: what is publicly known of a table. `Pipeline`
+  turns its rows into inputs, and `TargetScale` a regression's label into targets.
+- `Score`, `score`, `score_names`: what a model is measured by. `model_names`: models that can be named.
 - `Dataset`, `load_dataset`, `get_dataset`, `data_folder`, `dataset_files`: data sets and where their files are.
 - `with_features`, `feature_names`: fixed public transforms of pictures.
 - `iid_partition`, `dirichlet_partition`, `dirichlet_sizes_partition`, `label_distance`: clients that are drawn.
 - `own_records_alone`, `FittedBaseline`: what the buyer's own records give without any sale.
-- `model_names`: models that can be named.
+
+To read the code, begin with `_task.py`. A table goes through `_tables.py` (cells), `_schema.py` (what is known),
+`_pipeline.py` (cells to inputs) and `_from_table.py` (who holds which rows).
 
 Each name is imported when it is first used; `dir` lists them.
 """

@@ -188,8 +188,10 @@ def _load_files(name: str, folder: Path | None) -> Dataset:
         images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
         test_images, test_labels = _read_cifar_batch(place / "test_batch.bin")
     else:
-        images, labels = _read_idx(place / _IDX[0]), _read_idx(place / _IDX[1])
-        test_images, test_labels = _read_idx(place / _IDX[2]), _read_idx(place / _IDX[3])
+        images = _read_idx(place / _IDX[0])
+        labels = _read_idx(place / _IDX[1])
+        test_images = _read_idx(place / _IDX[2])
+        test_labels = _read_idx(place / _IDX[3])
     return Dataset(
         name,
         _scale(images, files),

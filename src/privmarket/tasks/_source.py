@@ -67,7 +67,7 @@ class TaskSource:
         """Whether a table or a Python object was named."""
         return self.data is not None or self.task is not None
 
-    def load(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Task:
+    def load(self, progress: Callable[[int, int], None] | None = None) -> Task:
         """Reads the table, or imports the object.
 
         Args:

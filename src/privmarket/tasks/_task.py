@@ -24,7 +24,7 @@ from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
 from privmarket.tasks._from_arrays import Features, records_of_arrays
-from privmarket.tasks._from_table import Progress, no_progress, records_of_files
+from privmarket.tasks._from_table import Progress, records_of_files
 from privmarket.tasks._pipeline import Pipeline, TargetScale, class_logits
 from privmarket.tasks._records import Positions, Records, TaskRecords, declared_size
 from privmarket.tasks._schema import Schema
@@ -129,7 +129,7 @@ class Task:
         score: ScoreLike | Sequence[ScoreLike] | None = None,
         name: str | None = None,
         seed: int = 0,
-        progress: Progress = no_progress,
+        progress: Progress | None = None,
     ) -> Task:
         """A task from a table in a file: CSV, TSV, Parquet, or a folder with a file per client.
 

@@ -15,6 +15,7 @@ from ._clipping import each_clipped_sum as each_clipped_sum
 from ._clipping import gradient_sums as gradient_sums
 from ._gradients import Method as Method
 from ._gradients import method_for as method_for
+from ._layers import add_rule as add_rule
 from ._local import FULL_BATCH_CHUNK as FULL_BATCH_CHUNK
 from ._local import SMALL_BATCH_CHUNK as SMALL_BATCH_CHUNK
 from ._local import UNITS as UNITS

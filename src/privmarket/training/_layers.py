@@ -8,13 +8,14 @@ gradients summed over records are never formed. Anything else that touches a par
 records' shares in such a gradient cannot be told apart here, and the module is differentiated record by record
 instead (`_gradients`).
 
-How to add a rule: docs/how-to/your-own-layer.md.
+To add one: `add_rule`, or a line in that table; see docs/how-to/your-own-layer.md.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from privmarket.errors import ConfigurationError
 from privmarket.training._terms import ARENA, CACHE_BYTES, Direct, Formed, Lookup, Outer, Term, merged, token_term
 
 
@@ -341,9 +343,9 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             stride, padding, dilation, groups = ctx.settings
             zeros = [0] * len(stride)
+            wanted = [True, False, False]  # the slope by the input alone
             back = torch.ops.aten.convolution_backward(
-                *(slope, x, ctx.kernel, None, stride, padding, dilation, False, zeros, groups),
-                [True, False, False],
+                slope, x, ctx.kernel, None, stride, padding, dilation, False, zeros, groups, wanted
             )[0]
         return back, None, None, None, None, None
 
@@ -636,6 +638,9 @@ def _instance_norm(
     return _affine(F.instance_norm(input, eps=eps), weight, bias, shape)
 
 
+# --- the table of rules ----------------------------------------------------------------------------------
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     torch.conv1d: _convolution_rule(1),
@@ -656,3 +661,114 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.__rmul__: _multiply,
     Tensor.expand: _expand,
 }
+
+
+RecordGradients = Callable[..., Mapping[str, Tensor]]
+"""(slope, *arguments of the operation) ↦ for each parameter, by its argument's name, (rows, *shape) gradients."""
+
+
+def add_rule(operation: Callable[..., Tensor], gradients: RecordGradients) -> None:
+    """Teaches the engine an operation of torch, so that layers that use it are differentiated in one pass.
+
+    Without a rule a module works as well, record by record and slower. A rule says what the gradient of each record
+    is. Whether that is true is tried on random records before the first training (`method_for`): a rule that gives
+    a record another gradient than torch's own backward pass is not used for that module.
+
+    Args:
+        operation: a function of torch with records along the first axis of its inputs and of its output, such as
+            `torch.nn.functional.bilinear`.
+        gradients: a function with the operation's arguments, in its order and under its names, after `slope`. It is
+            called in the backward pass with the slope, (rows, ...), the derivative of the loss by the output; with
+            the inputs; and with parameters as plain tensors. Returns (rows, *shape of the parameter) for each
+            parameter that can be trained, by the name of its argument. A row may depend on its own record only.
+
+    Raises:
+        ConfigurationError: the operation has a rule already.
+    """
+    if operation in _RULES:
+        name = getattr(operation, "__name__", str(operation))
+        raise ConfigurationError(f"{name} has a rule already", "use the one that is there")
+    names = list(inspect.signature(gradients).parameters)[1:]
+
+    def rule(*given: Any, **named: Any) -> Tensor:
+        if len(given) > len(names) or not set(named) <= set(names):
+            raise NotTold("an argument that the rule does not know")
+        arguments = dict(zip(names, given, strict=False)) | named
+        parameters = {name: value for name, value in arguments.items() if isinstance(value, Watched)}
+        inputs = [
+            name
+            for name, value in arguments.items()
+            if isinstance(value, Tensor) and not isinstance(value, Watched | nn.Parameter)
+        ]
+        run = _run_of(*parameters.values())
+        if len(run.sizes) > 1:
+            raise NotTold("several copies of a parameter")
+        for name in inputs:
+            run.require_rows(arguments[name])
+        use = _Use(run, operation, gradients, arguments, len(given), parameters, tuple(inputs))
+        result: Tensor = _Added.apply(run.anchor, use, *[arguments[name] for name in inputs])  # type: ignore[no-untyped-call]
+        return result
+
+    _RULES[operation] = rule
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """One call of an operation that `add_rule` added.
+
+    Attributes:
+        arguments: by name, the first `positional` of them as they were given by place.
+        parameters: those that are trained.
+        inputs: names of those that hold records.
+    """
+
+    run: Run
+    operation: Callable[..., Tensor]
+    gradients: RecordGradients
+    arguments: dict[str, Any]
+    positional: int
+    parameters: dict[str, Watched]
+    inputs: tuple[str, ...]
+
+    def plain(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """The arguments with these inputs, and with numbers in the place of parameters."""
+        numbers = {name: _plain(parameter) for name, parameter in self.parameters.items()}
+        return {**self.arguments, **numbers, **dict(zip(self.inputs, inputs, strict=True))}
+
+    def outputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        """What the operation gives for these inputs."""
+        arguments = self.plain(inputs)
+        by_place = list(arguments.values())[: self.positional]
+        by_name = dict(list(arguments.items())[self.positional :])
+        return self.operation(*by_place, **by_name)
+
+
+class _Added(torch.autograd.Function):
+    """An operation whose rule gives each record's gradient; slopes by its inputs come from torch's own graph."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: _Use, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.use = use
+        return use.outputs(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        use: _Use = ctx.use
+        inputs = [value.detach() for value in ctx.saved_tensors]
+        noted = use.gradients(slope, **use.plain(inputs))
+        for name, parameter in use.parameters.items():
+            slot = use.run.slots[parameter.slot]
+            rows = noted[name].reshape(use.run.rows, slot.size)
+            use.run.note(parameter.slot, Formed(_as_stored(slot, rows.contiguous())))
+        wanted = [number for number in range(len(inputs)) if ctx.needs_input_grad[2 + number]]
+        back: list[Tensor | None] = [None] * len(inputs)
+        if wanted:
+            with torch.enable_grad():
+                for number in wanted:
+                    inputs[number].requires_grad_()
+                out = use.outputs(inputs)
+                found = torch.autograd.grad((out * slope).sum(), [inputs[number] for number in wanted])
+            for number, value in zip(wanted, found, strict=True):
+                back[number] = value
+        return None, None, *back

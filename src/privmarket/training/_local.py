@@ -124,7 +124,10 @@ def private_updates(
         sample, seeds = _chance(model, records, plan, randomness)
         # After several steps the weights are what is released, so that `updates` is free for the sums.
         sums = each_clipped_sum(
-            *(model, weights, records, plan.clip_norm),
+            model,
+            weights,
+            records,
+            plan.clip_norm,
             sample=sample,
             mask_seeds=seeds,
             out=None if single else updates,

@@ -28,7 +28,7 @@ from scipy.stats import t as student
 import privmarket as pm
 from privmarket._files import write_atomically
 from privmarket.simulation import federate
-from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._config import FederationConfig, Statistics
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._moments import Array, MomentsSale
@@ -37,7 +37,7 @@ from privmarket.simulation._result import summarise
 from privmarket_studies.page_text import table_row
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "bought-statistics"
-ARMS = ("none", "free", "moments")
+ARMS: tuple[Statistics, ...] = ("none", "free", "moments")
 LEAST_SQUARES = "least-squares"
 TABLES = ("bird-strikes", "nlschools", "medpar", "insteval")
 PICTURES = ("mnist", "fashion-mnist")
@@ -84,7 +84,7 @@ def cells(pictures: bool) -> Iterator[Cell]:
                 yield Cell(task, public, wallet)
 
 
-def measured(cell: Cell, statistics: str, seed: int) -> Run:
+def measured(cell: Cell, statistics: Statistics, seed: int) -> Run:
     """One run of the market."""
     started = time.perf_counter()
     norm = None
@@ -123,7 +123,7 @@ def least_squares(cell: Cell, seed: int) -> Run:
     started = time.perf_counter()
     task = pm.task(cell.task, public=cell.public, seed=seed)
     config = FederationConfig(
-        **settings_of(task, {}),
+        **settings_of(task),
         mechanism="graded-ration",
         trust="aggregate",
         wallet=cell.wallet,
@@ -249,7 +249,9 @@ def render(folder: Path = FOLDER) -> str:
         public = key % 10**6 // 100
         wallet = key % 100 / 10
         mine = [r for r in runs if (r.task, r.public, r.wallet) == (name, public, wallet)]
-        scores = {arm: {r.seed: r.score for r in mine if r.statistics == arm} for arm in ARMS}
+        scores: dict[str, dict[int, float]] = {
+            arm: {r.seed: r.score for r in mine if r.statistics == arm} for arm in ARMS
+        }
         common = sorted(set.intersection(*(set(found) for found in scores.values())))
         if len(common) < 2:
             continue

@@ -40,7 +40,7 @@ ELSEWHERE = {
     r"roster\.json|PUBLIC_KEY": "needs a key or a roster that another party made",
     r"^privmarket (reproduce|bench|nash-gap)": "part of the studies, run by their own tests",
     r"--engine (simulation|deployment)": "needs Ray or SuperNodes: test_flower_engines.py",
-    r"predict model.safetensors new.csv": "needs new rows: test_task_runs.py",
+    r"predict model.safetensors new.csv": "needs new rows: test_result.py",
     r"broker (verify|operator-token|backup|restore|forget)": "needs a broker's file: test_broker_service.py",
 }
 # Takes more than a few seconds.

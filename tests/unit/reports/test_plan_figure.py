@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from tests.unit.simulation.test_planning import _drawn
+from tests.unit.simulation.test_plan import _drawn
 
-from privmarket.reports._plan_figure import plan_figure, sentence, write_plan
+from privmarket.reports._plan_figure import write_plan
 
 
 def test_one_total_is_a_sentence(tmp_path):
     plan = _drawn()
     one = replace(plan, points=plan.points[:1])
-    said = sentence(one)
+    said = one.sentence()
     assert said.startswith("For ")
     assert "your own 40 records alone give 70%" in said
-    figure = plan_figure(one)
+    figure = one.plot()
     assert figure.axes == []
     assert " ".join(figure.texts[0].get_text().split()) == said
     page = write_plan(one, tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -22,5 +22,5 @@ def test_one_total_is_a_sentence(tmp_path):
 
 
 def test_several_totals_are_curves(tmp_path):
-    assert len(plan_figure(_drawn()).axes) == 3
+    assert len(_drawn().plot().axes) == 3
     assert write_plan(_drawn(), tmp_path / "plan.html").read_text(encoding="utf-8").count("<svg") >= 6

@@ -90,7 +90,7 @@ def market_of(
     """The market of a run: who asks what, under which trust, for how much money and lifetime ε."""
     further: dict[str, Any] = dict(config.get("market", {}))
     return FederationConfig(
-        **settings_of(task, further),
+        **settings_of(task),
         **further,
         trust=config["trust"],
         honest_share=config.get("honest_share", 2 / 3),

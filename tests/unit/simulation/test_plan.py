@@ -1,4 +1,4 @@
-"""Plans: what they choose from known outcomes, what they keep, what they refuse; and real plans on digits."""
+"""Plans: what is tried, what is chosen, on which records, and what is said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
-from privmarket.reports._plan_figure import _labels, _round_numbers, plan_figure, write_plan
+from privmarket.reports._plan_figure import write_plan
 from privmarket.simulation import _plan as plan_choices
 from privmarket.simulation import _plan as planning
 from privmarket.simulation._config import FederationConfig, recommended_training
@@ -68,7 +68,7 @@ def law(monkeypatch):
 
 
 def test_amounts_below_the_axis_are_plain_numbers():
-    assert _labels([14.142, 100.0, 1000.0, 1100.0, 24000.0]) == ["14.1", "100", "1,000", "", "24,000"]
+    assert planning._tick_labels([14.142, 100.0, 1000.0, 1100.0, 24000.0]) == ["14.1", "100", "1,000", "", "24,000"]
 
 
 def test_it_finds_the_best_settings_and_states_figures_of_other_seeds(law, tmp_path):
@@ -295,7 +295,7 @@ def own_task(private_seed=0, public=40):
 
 
 def planned(task, folder, options=TINY):
-    base = FederationConfig(**settings_of(task, {}), trust="aggregate")
+    base = FederationConfig(**settings_of(task), trust="aggregate")
     return Planner(base, folder, options, task=task).for_totals([2.0])
 
 
@@ -373,9 +373,9 @@ def test_settings_that_the_buyer_fixed_are_kept(tmp_path):
 
 
 def test_the_axis_of_epsilon_has_few_round_numbers():
-    assert _round_numbers([0.035, 1.14]) == pytest.approx([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2])
-    assert _round_numbers([7.96, 7.96]) == pytest.approx([5, 10])
-    figure = plan_figure(_drawn())
+    assert planning._round_numbers([0.035, 1.14]) == pytest.approx([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2])
+    assert planning._round_numbers([7.96, 7.96]) == pytest.approx([5, 10])
+    figure = _drawn().plot()
     figure.canvas.draw()
     boxes = [label.get_window_extent() for label in figure.axes[1].get_yticklabels() if label.get_text()]
     assert not any(a.y0 < b.y1 and b.y0 < a.y1 for i, a in enumerate(boxes) for b in boxes[:i])

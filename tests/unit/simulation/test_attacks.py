@@ -1,8 +1,6 @@
-"""Attacks on real releases: below the claim for the product, above it for a client that cheats.
+"""Attacks on real releases."""
 
-Confidence 99.99 % and fixed seeds of the attacker; the noise is the system's, so a bound is above the truth in at
-most one run of ten thousand.
-"""
+from __future__ import annotations
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Runs on a task of one's own: names, bids, persons, files that come out."""
+"""What a run on a task leaves behind: names, statements, tables, figures, model files."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.unit.simulation.test_own_model import CLIENTS, SLOPE, config_of, made
+from tests.unit.simulation.made_tasks import CLIENTS, SLOPE, config_of, made
 from torch import nn
 
 import privmarket as pm
@@ -178,7 +178,7 @@ def test_a_network_of_ones_own_has_to_be_named(tmp_path):
     task = made(model=build)
     result = run(config_of(task, rounds=2), task=task)
     path = result.save_model(tmp_path / "model.safetensors")
-    with pytest.raises(ConfigurationError, match=r"test_task_runs\.py:build"):
+    with pytest.raises(ConfigurationError, match=r"test_result\.py:build"):
         load_model(path)
     assert torch.equal(load_model(path, build).module[0].weight, result.model[0].weight)
     with pytest.raises(DataError, match="does not fit"):

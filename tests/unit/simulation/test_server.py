@@ -1,4 +1,6 @@
-"""Weights of updates: the paper's, inverse variance, and the best for P2 against brute force."""
+"""The weights of the sellers' updates, their sum, and the server's step."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Means and second moments that the first round sells: what they are, what they cost, what they are used for."""
+"""Bought statistics: moments of the inputs, and inputs that are whitened by them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def settings(task: pm.Task, **changes: object) -> FederationConfig:
         "statistics": "moments",
         "statistics_norm": NORM,
     }
-    return FederationConfig(**settings_of(task, {}), **given | changes)
+    return FederationConfig(**settings_of(task), **given | changes)
 
 
 def moments_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,149 @@
+"""Settings chosen on the buyer's records alone, and H measured by trainings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.simulation.made_tasks import CLIENTS, config_of, made
+
+from privmarket.errors import ConfigurationError
+from privmarket.simulation._config import FederationConfig, recommended_training
+from privmarket.simulation._federation import Federation, run
+from privmarket.simulation._rehearsal import (
+    ClientSpread,
+    StandIn,
+    first_round,
+    free_whitening,
+    measure_spread,
+    tuned_settings,
+)
+from privmarket.tasks import Task, drawn_parts, load_dataset, task_of
+
+
+def chosen_by(task):
+    return tuned_settings(config_of(task), task, worlds=2).rehearsal
+
+
+def test_private_records_choose_nothing():
+    """Two tasks that differ in every private record get the same model to start from and the same settings."""
+    one = made(private_seed=0)
+    other = made(private_seed=1)
+    assert not np.array_equal(one.private.inputs, other.private.inputs)
+    assert chosen_by(one) == chosen_by(other)
+    with Federation(config_of(one), task=one) as first, Federation(config_of(other), task=other) as second:
+        assert torch.equal(first.first_weights(), second.first_weights())
+        assert first_round(first).noise == first_round(second).noise
+
+
+def test_a_choice_on_private_records_is_noticed(monkeypatch):
+    """The subject is broken on purpose: its worlds are made of private records."""
+    whole = StandIn.__init__
+
+    def peeking(self, task, **settings):
+        some = task.private[np.arange(60)]
+        whole(self, task.replace(public=replace(some, persons=None)), **settings)
+
+    monkeypatch.setattr(StandIn, "__init__", peeking)
+    assert chosen_by(made(private_seed=0)) != chosen_by(made(private_seed=1))
+
+
+def test_rehearsals_like_small_steps_where_noise_is_large():
+    task = made()
+    stand_in = StandIn(task, clients=CLIENTS, worlds=3)
+    everyone = np.full(CLIENTS, 1 / CLIENTS)
+    training = config_of(task).training
+    quiet = stand_in.rehearse(training, 10, 0.0, everyone)
+    loud = stand_in.rehearse(training, 10, 1.0, everyone)
+    assert quiet.gain > 0
+    assert quiet.gain > loud.gain
+    assert loud.training.server_rate < quiet.training.server_rate
+    fixed = stand_in.rehearse(training, 10, 0.0, everyone, fixed=("server_rate", "clip_norm", "averaging"))
+    assert fixed.training == training
+
+
+def test_buying_from_few_stand_ins_harms():
+    stand_in = StandIn(made(), clients=CLIENTS, worlds=3, skew=0.1)
+    everyone = np.full(CLIENTS, 1 / CLIENTS)
+    np.testing.assert_allclose(stand_in.group_weights(everyone), 1.0)
+    alone = np.zeros(CLIENTS)
+    alone[np.argmax(stand_in._mixes[:, 0])] = 1.0
+    training = stand_in.rehearse(config_of(made()).training, 10, 0.0, everyone).training
+    fair = stand_in.loss_after(training, 10, 0.0, stand_in.group_weights(everyone))
+    assert stand_in.loss_after(training, 10, 0.0, stand_in.group_weights(alone)) > fair
+
+
+def test_without_public_records_defaults_stand():
+    task = made(public=0)
+    assert tuned_settings(config_of(task), task) is None
+    result = run(config_of(task), task=task)
+    assert result.score_before is None
+    assert result.own_records is None
+
+
+def config(alpha: float) -> FederationConfig:
+    training = recommended_training("digits", "aggregate")
+    return FederationConfig(
+        dataset="digits", clients=20, rounds=6, alpha=alpha, trust="aggregate", training=training
+    )
+
+
+def task(alpha: float):
+    """Digits, tested on the records that no client holds."""
+    digits = load_dataset("digits", measured_on="validation")
+    return task_of(digits, drawn_parts(digits.train_labels, 20, alpha, "equal", 0))
+
+
+def test_the_exchange_rate_by_hand():
+    # At u = ½ accuracy is that of s = 2, at u = ⅕ that of s halfway between 2 and 8: 4. Rates 4/1 and 16/4.
+    spread = ClientSpread((0.5, 0.2), (0.8, 0.7), (0.5, 2.0, 8.0), (0.9, 0.8, 0.6))
+    assert spread.equal_noise == pytest.approx((2.0, 4.0))
+    assert spread.bias_to_noise == pytest.approx(4.0)
+    assert spread.heterogeneity == pytest.approx(2.0)
+
+
+def test_skewed_clients_differ_more_than_equal_ones():
+    skewed, equal = (measure_spread(config(alpha), task(alpha), shares=(0.2,), draws=3) for alpha in (0.05, 100.0))
+    assert skewed.bias_to_noise > 3 * equal.bias_to_noise
+    assert np.all(np.diff(skewed.noise) > 0)
+    assert skewed.noise_accuracy[-1] < skewed.noise_accuracy[0]
+
+
+def test_a_share_must_leave_somebody_out():
+    with pytest.raises(ConfigurationError, match="shares"):
+        measure_spread(config(0.1), task(0.1), shares=(1.0,))
+
+
+def test_rehearsals_choose_whitened_inputs_where_one_direction_hides_the_others():
+    """Labels follow from the small difference of two inputs that are nearly equal: raw steps learn it slowly."""
+    rng = np.random.default_rng(5)
+
+    def drawn(count):
+        common = rng.normal(size=(count, 1))
+        apart = 0.1 * rng.normal(size=(count, 1))
+        inputs = np.concatenate([common + apart, common - apart], axis=1).astype(np.float32)
+        return inputs, (apart[:, 0] + 0.05 * rng.normal(size=count) > 0).astype(np.int64)
+
+    inputs, labels = drawn(CLIENTS * 40)
+    clients = [i % CLIENTS for i in range(labels.size)]
+    task = Task.from_arrays(inputs, labels, clients=clients, public=drawn(60), test=drawn(400), classes=2)
+    config = config_of(task, rounds=3)
+    tuned = tuned_settings(config, task, worlds=2)
+    assert tuned.rehearsal.statistics == "free"
+    kept = tuned_settings(config, task, worlds=2, fixed=("statistics",))
+    assert kept.rehearsal.statistics == "none"
+    assert tuned.rehearsal.loss_after < kept.rehearsal.loss_after
+    assert tuned.applied(config).statistics == "free"
+
+
+def test_a_rehearsal_on_whitened_inputs_starts_from_the_same_model():
+    """Without rounds nothing moves: the loss is that of the buyer's own model, however inputs are looked at."""
+    task = made()
+    stand_in = StandIn(task, clients=CLIENTS, worlds=2)
+    whitening = free_whitening(config_of(task), task)
+    everybody = np.ones(2)
+    training = config_of(task).training
+    before = stand_in.loss_before()
+    assert stand_in.loss_after(training, 0, 0.0, everybody, whitening) == pytest.approx(before, rel=1e-5)
