@@ -25,7 +25,7 @@ import numpy as np
 
 import privmarket as pm
 from privmarket._files import write_atomically
-from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._accountant import RdpAccountant, RdpAccountants
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.rounds import MICRO
@@ -330,16 +330,15 @@ def _composed(result: RunResult, family: ReleaseFamily, seen: Any) -> float:
             for client, one in zip(record.sold_epsilon, seen(sigma, len(record.sold_epsilon)), strict=True):
                 events[result.place[client]] = family.release(float(one))
         rounds.append(events)
-    accountant = RdpAccountant(result.config.clients)
-    accountant.compose(*rounds)
-    return float(np.max(accountant.epsilon(result.config.delta)))
+    accountants = RdpAccountants(result.config.clients)
+    for events in rounds:
+        accountants.compose(events)
+    return float(np.max(accountants.get_epsilon(result.config.delta)))
 
 
 @lru_cache(maxsize=4096)
 def _epsilon_of(family: ReleaseFamily, noise_multiplier: float) -> float:
-    accountant = RdpAccountant(1)
-    accountant.compose([family.release(noise_multiplier)])
-    return float(accountant.epsilon(family.delta)[0])
+    return RdpAccountant().compose(family.release(noise_multiplier)).get_epsilon(family.delta)
 
 
 def _digest(config: Mapping[str, object]) -> str:
