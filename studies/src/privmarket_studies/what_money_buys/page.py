@@ -556,16 +556,16 @@ def caption(found: Found, market: Market) -> str:
         points = curve_points(found, market, trust)
         if not points:
             continue
-        least, most = points[0][1], points[-1][1]
-        low = max(run["epsilon"]["0.667"] for run in least.values())
-        high = max(run["epsilon"]["0.667"] for run in most.values())
-        text = f"{trust} trust: lifetime ε of who sold most from {low:.2g} to {high:.2g}"
+        largest = [max(run["epsilon"]["0.667"] for run in runs.values()) for _, runs in points]
+        text = f"{trust} trust: lifetime ε of who sold most {min(largest):.2g} to {max(largest):.2g}, by the point"
         if trust == "aggregate":
-            worst = max(run["epsilon"]["collude"] for run in most.values())
-            text += f" if two thirds of a round's sellers are honest, up to {worst:.2g} if all others collude"
+            worst = [max(run["epsilon"]["collude"] for run in runs.values()) for _, runs in points]
+            text += ", if two thirds of a round's sellers are honest"
+            text += f" ({min(worst):.2g} to {max(worst):.3g} if all others collude)"
         parts.append(text)
     return (
-        f"{market.name}: gain in score over what the buyer's own records give for nothing, against all the money "
+        f"{market.name[0].upper()}{market.name[1:]}: gain in score over what the buyer's own records give for "
+        "nothing, against all the money "
         f"paid (clients ask between 0 and 1 for a unit of ε, the same under both trusts). {'; '.join(parts)} "
         f"(δ = 1e-5). Mean and 95 % interval over {over} seeds; every setting was chosen "
         "on public records, with the same search for both trusts. "

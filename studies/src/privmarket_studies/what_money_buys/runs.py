@@ -25,7 +25,7 @@ import numpy as np
 
 import privmarket as pm
 from privmarket._files import write_atomically
-from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._accountant import RdpAccountant, RdpAccountants
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.rounds import MICRO
@@ -33,7 +33,7 @@ from privmarket.secagg import alone_noise_multiplier, honest_per_cohort
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
-from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
+from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, own_records
 from privmarket.simulation._plan import Options, Planner
 from privmarket.simulation._rehearsal import StandIn, first_round, rehearsed
 from privmarket.simulation._result import RunResult
@@ -169,6 +169,7 @@ def _default(config: Config, market: FederationConfig) -> Training:
 # What neighbouring cells share, by the name of its task and seed: one of each is kept.
 _LAST_TASK: list[tuple[str, Task]] = []
 _LAST_WORLDS: list[tuple[str, StandIn]] = []
+_LAST_OWN: list[tuple[str, OwnModel]] = []
 
 
 def _stand_in(config: Config, task: Task) -> StandIn:
@@ -179,6 +180,17 @@ def _stand_in(config: Config, task: Task) -> StandIn:
         made = StandIn(task, clients=len(task.clients), skew=skew, worlds=WORLDS, seed=SEARCH_SEED)
         _LAST_WORLDS[:] = [(key, made)]
     return _LAST_WORLDS[0][1]
+
+
+def _own_model(config: Config, task: Task, seed: int) -> OwnModel | None:
+    """The task's own module trained on the public records, as a run would train it; None with too few of them."""
+    if task.public is None or len(task.public) < FEWEST_RECORDS:
+        return None
+    key = _task_name(config, seed)
+    if not _LAST_OWN or _LAST_OWN[0][0] != key:
+        with one_thread():
+            _LAST_OWN[:] = [(key, OwnTraining(task, seed).own_model())]
+    return _LAST_OWN[0][1]
 
 
 def _task_name(config: Config, seed: int) -> str:
@@ -224,7 +236,8 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         training=Training(**chosen.training),
         statistics=chosen.statistics,
     )
-    with one_thread(), Federation(market, task=task) as federation:
+    own = _own_model(config, task, seed)
+    with one_thread(), Federation(market, task=task, own_model=own) as federation:
         state = federation.start()
         while state.next_round < market.rounds:
             state = federation.step(state)
@@ -260,9 +273,8 @@ def run_pooled(config: Config, seed: int, scratch: Path) -> Result:
         training = OwnTraining(pooled, seed)
         own = training.own_model()
         score = task.evaluate_model(own.module)[task.score.name]
-        before = None
-        if task.public is not None and len(task.public) >= FEWEST_RECORDS:
-            before = own_records(task, OwnTraining(task, seed).own_model().module, seed=seed)
+        alone = _own_model(config, task, seed)
+        before = None if alone is None else own_records(task, alone.module, seed=seed)
     return {
         "score": float(score),
         "score_name": task.score.name,
@@ -330,16 +342,15 @@ def _composed(result: RunResult, family: ReleaseFamily, seen: Any) -> float:
             for client, one in zip(record.sold_epsilon, seen(sigma, len(record.sold_epsilon)), strict=True):
                 events[result.place[client]] = family.release(float(one))
         rounds.append(events)
-    accountant = RdpAccountant(result.config.clients)
-    accountant.compose(*rounds)
-    return float(np.max(accountant.epsilon(result.config.delta)))
+    accountants = RdpAccountants(result.config.clients)
+    for events in rounds:
+        accountants.compose(events)
+    return float(np.max(accountants.get_epsilon(result.config.delta)))
 
 
 @lru_cache(maxsize=4096)
 def _epsilon_of(family: ReleaseFamily, noise_multiplier: float) -> float:
-    accountant = RdpAccountant(1)
-    accountant.compose([family.release(noise_multiplier)])
-    return float(accountant.epsilon(family.delta)[0])
+    return RdpAccountant().compose(family.release(noise_multiplier)).get_epsilon(family.delta)
 
 
 def _digest(config: Mapping[str, object]) -> str:
