@@ -22,7 +22,7 @@ from privmarket._figures import new_figure, save
 from privmarket._files import write_atomically
 from privmarket_studies.literal_baseline import CRITICS
 from privmarket_studies.literal_runs import EPSILON_MIN, FOLDER, LAST_ROUNDS, READINGS, all_runs
-from privmarket_studies.literal_valuations import LITTLE, RULES, RUN_ROUNDS
+from privmarket_studies.literal_valuations import LITTLE, PAST_SEEDS, RULES, RUN_ROUNDS
 from privmarket_studies.page_text import table_row
 from privmarket_studies.reproduce.statistics import Measured, interval
 
@@ -280,6 +280,7 @@ def _valuations_text(found: Findings) -> str:
         seeds=len(rules[kinds[0]][RULES[0]]),
         table=text,
         more=" and ".join(f"{menu[kind] / menu[kinds[0]]:.2f}" for kind in kinds[1:]) + " times",
+        past=len(PAST_SEEDS),
         rounds=RUN_ROUNDS,
         lines=_federated_table(kept.get("federated") or []),
     )
