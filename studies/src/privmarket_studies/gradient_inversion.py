@@ -368,11 +368,12 @@ def _kept(cache: Path, setting: Setting, epsilon: float | None) -> Path:
     return cache / f"{setting.name}-{_label(epsilon)}.npz"
 
 
-def measure(cache: Path, folder: Path = FOLDER) -> None:
-    """Attacks everything, going on where an earlier call stopped, and writes what was found."""
-    attack(cache)
+def collect(cache: Path, folder: Path = FOLDER) -> None:
+    """Writes what was found about every setting that was attacked at every ε."""
     everything: dict[str, Any] = {}
     for setting in SETTINGS:
+        if not all(_kept(cache, setting, epsilon).exists() for epsilon in EPSILONS):
+            continue
         case = Case.of(setting)
         by_epsilon: dict[str, Any] = {}
         for epsilon in reversed(EPSILONS):
@@ -420,14 +421,14 @@ def _draw_pictures(case: Case, cache: Path, path: Path, releases: int = 4) -> No
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m privmarket_studies.gradient_inversion")
-    parser.add_argument("command", choices=("measure",))
+    parser.add_argument("command", choices=("attack", "collect"))
     parser.add_argument("cache", type=Path)
-    parser.add_argument("names", nargs="*", help="settings to attack now; without names all, and the results are written")
+    parser.add_argument("names", nargs="*", help="settings to attack; without names all")
     given = parser.parse_args(arguments)
-    if given.names:
-        attack(given.cache, [one for one in SETTINGS if one.name in given.names])
+    if given.command == "attack":
+        attack(given.cache, [one for one in SETTINGS if not given.names or one.name in given.names])
     else:
-        measure(given.cache)
+        collect(given.cache)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 
 from privmarket._figures import new_figure, save
 from privmarket._files import write_atomically
+from privmarket_studies.gradient_inversion import SETTINGS
 from privmarket_studies.literal_baseline import CRITICS
 from privmarket_studies.literal_runs import EPSILON_MIN, FOLDER, LAST_ROUNDS, READINGS, all_runs
 from privmarket_studies.literal_valuations import LITTLE, PAST_SEEDS, RULES, RUN_ROUNDS
@@ -340,6 +341,7 @@ def _inversion_text(found: Findings) -> str:
     return _filled(
         "inversion",
         table=text,
+        missing="".join(f" (not attacked yet: {one.name})" for one in SETTINGS if one.name not in kept),
         quiet=_spread(quiet),
         alike=_spread(alike),
         sold=_spread(sold),
@@ -373,7 +375,7 @@ def render(folder: Path = FOLDER) -> str:
         parts.append(_baseline_text(found))
     if found.valuations is not None:
         parts.append(_valuations_text(found))
-    if found.inversion is not None:
+    if found.inversion:
         parts.append(_inversion_text(found))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -403,7 +405,7 @@ def draw(folder: Path = FOLDER) -> None:
             axes.set_ylabel("test accuracy, %")
             axes.legend(fontsize=7, loc="center left")
     save(figure, folder / "accuracy", ("png", "svg"))
-    if found.inversion is None:
+    if not found.inversion:
         return
     figure = new_figure(6.5, 3.8)
     axes = figure.add_subplot()
