@@ -1,7 +1,7 @@
 """Gradient inversion by optimisation, the paper's motive for noise, against what clients really release.
 
-    python -m privmarket_studies.gradient_inversion measure CACHE    # resumable; writes
-    docs/results/literal/inversion.json
+    python -m privmarket_studies.gradient_inversion attack CACHE     # resumable
+    python -m privmarket_studies.gradient_inversion collect CACHE    # writes docs/results/literal/inversion.json
     python -m privmarket_studies.literal_page                         # puts it on the page
 
 The attacker is the server under local trust. It knows the global weights, the clip norm, how many records the

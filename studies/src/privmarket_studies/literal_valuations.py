@@ -1,7 +1,6 @@
 """The paper's valuations with its own weights: v = u/ε, Eq. (valuation-fn) of [Sun2026] with (1, 0, 0), u measured.
 
-    python -m privmarket_studies.literal_valuations measure CACHE    # resumable; writes
-    docs/results/literal/valuations.json
+    python -m privmarket_studies.literal_valuations measure CACHE    # resumable; writes valuations.json
 
 u is the accuracy of a model that a client trains by itself, on a fifth of its own records that the model has not
 seen. Such a bid depends on the records, and no noise protects it: whoever sees (v, ε) knows u = v·ε. Real clients
