@@ -1,7 +1,7 @@
 """Gradient inversion by optimisation, the paper's motive for noise, against what clients really release.
 
-    python -m privmarket_studies.gradient_inversion measure CACHE    # resumable; writes
-    docs/results/literal/inversion.json
+    python -m privmarket_studies.gradient_inversion attack CACHE     # resumable
+    python -m privmarket_studies.gradient_inversion collect CACHE    # writes docs/results/literal/inversion.json
     python -m privmarket_studies.literal_page                         # puts it on the page
 
 The attacker is the server under local trust. It knows the global weights, the clip norm, how many records the
@@ -44,11 +44,11 @@ from privmarket.training import ClientRecords, LocalPlan, PrivateModel, build_mo
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "literal"
 DELTA = 1e-5
-EPSILONS = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, None)
+EPSILONS = (1.0, 10.0, 1e3, 1e5, None)
 """What is sold; None leaves the noise out."""
-VARIATIONS = (1e-3, 1e-2, 1e-1)
+VARIATIONS = (1e-2, 1e-1)
 _TRIAL_RELEASES = 2
-_TRIAL_STEPS = 200
+_TRIAL_STEPS = 100
 _PUBLIC_PICTURES = 2000
 
 
@@ -335,36 +335,50 @@ def chosen_search(setting: Setting, epsilon: float | None) -> Search:
     return Search(variation=min(VARIATIONS, key=error))
 
 
-def measure(cache: Path, settings: Sequence[Setting] = SETTINGS, folder: Path = FOLDER) -> None:
-    """Attacks every setting at every ε, going on where an earlier call stopped."""
+def attack(cache: Path, settings: Sequence[Setting] = SETTINGS) -> None:
+    """Attacks settings at every ε that the cache does not hold yet, from no noise to much."""
     torch.set_num_threads(1)
     cache.mkdir(parents=True, exist_ok=True)
-    everything: dict[str, Any] = {}
-    searches: dict[tuple[str, str], Search] = {}
     for setting in settings:
+        case = Case.of(setting)
+        for epsilon in reversed(EPSILONS):
+            kept = _kept(cache, setting, epsilon)
+            if kept.exists():
+                continue
+            started = time.process_time()
+            search = chosen_search(setting, epsilon)
+            found = case.attacked(epsilon, search)
+            facts = {
+                "search": asdict(search),
+                "noise_multiplier": case.noise_multiplier(epsilon),
+                **case.judged(found),
+                "processor_seconds": round(time.process_time() - started, 1),
+            }
+            beside = kept.with_suffix(".new.npz")
+            np.savez(beside, found=found.numpy().astype(np.float16), facts=json.dumps(facts))
+            beside.replace(kept)
+            print(kept.stem, f"{np.mean(facts['error']):.4f}", flush=True)
+
+
+def _label(epsilon: float | None) -> str:
+    return "none" if epsilon is None else f"{epsilon:g}"
+
+
+def _kept(cache: Path, setting: Setting, epsilon: float | None) -> Path:
+    return cache / f"{setting.name}-{_label(epsilon)}.npz"
+
+
+def collect(cache: Path, folder: Path = FOLDER) -> None:
+    """Writes what was found about every setting that was attacked at every ε."""
+    everything: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if not all(_kept(cache, setting, epsilon).exists() for epsilon in EPSILONS):
+            continue
         case = Case.of(setting)
         by_epsilon: dict[str, Any] = {}
         for epsilon in reversed(EPSILONS):
-            label = "none" if epsilon is None else f"{epsilon:g}"
-            kept = cache / f"{setting.name}-{label}.npz"
-            if not kept.exists():
-                started = time.process_time()
-                if (setting.model, label) not in searches:
-                    searches[setting.model, label] = chosen_search(setting, epsilon)
-                search = searches[setting.model, label]
-                found = case.attacked(epsilon, search)
-                facts = {
-                    "search": asdict(search),
-                    "noise_multiplier": case.noise_multiplier(epsilon),
-                    **case.judged(found),
-                    "processor_seconds": round(time.process_time() - started, 1),
-                }
-                beside = kept.with_suffix(".new.npz")
-                np.savez(beside, found=found.numpy().astype(np.float16), facts=json.dumps(facts))
-                beside.replace(kept)
-                print(setting.name, label, f"{np.mean(facts['error']):.4f}", flush=True)
-            with np.load(kept) as stored:
-                by_epsilon[label] = json.loads(str(stored["facts"]))
+            with np.load(_kept(cache, setting, epsilon)) as stored:
+                by_epsilon[_label(epsilon)] = json.loads(str(stored["facts"]))
         everything[setting.name] = {
             "setting": asdict(setting),
             "parameters": case.model.parameters,
@@ -372,7 +386,7 @@ def measure(cache: Path, settings: Sequence[Setting] = SETTINGS, folder: Path = 
             "epsilon": by_epsilon,
         }
         _draw_pictures(case, cache, folder / f"inversion-{setting.name}.png")
-    write_atomically(folder / "inversion.json", json.dumps(_rounded(everything), indent=None) + "\n")
+    write_atomically(folder / "inversion.json", json.dumps(_rounded(everything)) + "\n")
 
 
 def _rounded(found: Any) -> Any:
@@ -390,8 +404,7 @@ def _draw_pictures(case: Case, cache: Path, path: Path, releases: int = 4) -> No
 
     shown = [case.pictures[:releases, 0]]
     for epsilon in reversed(EPSILONS):
-        label = "none" if epsilon is None else f"{epsilon:g}"
-        with np.load(cache / f"{case.setting.name}-{label}.npz") as stored:
+        with np.load(_kept(cache, case.setting, epsilon)) as stored:
             found = torch.from_numpy(stored["found"].astype(np.float32))[:releases]
         # The found picture that is nearest to the one shown.
         distance = (found - case.pictures[:releases, :1]).square().flatten(2).sum(2)
@@ -408,10 +421,14 @@ def _draw_pictures(case: Case, cache: Path, path: Path, releases: int = 4) -> No
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m privmarket_studies.gradient_inversion")
-    parser.add_argument("command", choices=("measure",))
+    parser.add_argument("command", choices=("attack", "collect"))
     parser.add_argument("cache", type=Path)
+    parser.add_argument("names", nargs="*", help="settings to attack; without names all")
     given = parser.parse_args(arguments)
-    measure(given.cache)
+    if given.command == "attack":
+        attack(given.cache, [one for one in SETTINGS if not given.names or one.name in given.names])
+    else:
+        collect(given.cache)
 
 
 if __name__ == "__main__":

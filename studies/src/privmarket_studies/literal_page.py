@@ -20,9 +20,10 @@ import numpy as np
 
 from privmarket._figures import new_figure, save
 from privmarket._files import write_atomically
+from privmarket_studies.gradient_inversion import SETTINGS
 from privmarket_studies.literal_baseline import CRITICS
 from privmarket_studies.literal_runs import EPSILON_MIN, FOLDER, LAST_ROUNDS, READINGS, all_runs
-from privmarket_studies.literal_valuations import LITTLE, RULES, RUN_ROUNDS
+from privmarket_studies.literal_valuations import LITTLE, PAST_SEEDS, RULES, RUN_ROUNDS
 from privmarket_studies.page_text import table_row
 from privmarket_studies.reproduce.statistics import Measured, interval
 
@@ -280,6 +281,7 @@ def _valuations_text(found: Findings) -> str:
         seeds=len(rules[kinds[0]][RULES[0]]),
         table=text,
         more=" and ".join(f"{menu[kind] / menu[kinds[0]]:.2f}" for kind in kinds[1:]) + " times",
+        past=len(PAST_SEEDS),
         rounds=RUN_ROUNDS,
         lines=_federated_table(kept.get("federated") or []),
     )
@@ -339,6 +341,7 @@ def _inversion_text(found: Findings) -> str:
     return _filled(
         "inversion",
         table=text,
+        missing="".join(f" (not attacked yet: {one.name})" for one in SETTINGS if one.name not in kept),
         quiet=_spread(quiet),
         alike=_spread(alike),
         sold=_spread(sold),
@@ -372,7 +375,7 @@ def render(folder: Path = FOLDER) -> str:
         parts.append(_baseline_text(found))
     if found.valuations is not None:
         parts.append(_valuations_text(found))
-    if found.inversion is not None:
+    if found.inversion:
         parts.append(_inversion_text(found))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -402,7 +405,7 @@ def draw(folder: Path = FOLDER) -> None:
             axes.set_ylabel("test accuracy, %")
             axes.legend(fontsize=7, loc="center left")
     save(figure, folder / "accuracy", ("png", "svg"))
-    if found.inversion is None:
+    if not found.inversion:
         return
     figure = new_figure(6.5, 3.8)
     axes = figure.add_subplot()

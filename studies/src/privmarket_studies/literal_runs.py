@@ -95,7 +95,7 @@ class LiteralRun:
 
 
 # All runs are taken so far before any of them goes on: the first rounds decide, and what is finished is balanced.
-STAGES = (10, 50, 200)
+STAGES = (4, 10, 50, 200)
 
 
 def all_runs() -> list[LiteralRun]:
