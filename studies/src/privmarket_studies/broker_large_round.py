@@ -22,7 +22,7 @@ from sqlalchemy import select
 from privmarket.broker import _parties as parties
 from privmarket.broker._bidding import BidRequest
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_calls import Json
+from privmarket.broker._client import Json
 from privmarket.broker._parties import SYSTEM, Actor
 from privmarket.broker._schema import awards, rounds
 from privmarket.broker._signatures import SigningKey
@@ -42,10 +42,11 @@ _PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Latency:
-    """How many reads there were, and their median and largest time in milliseconds."""
+    """How many calls there were; their median, 99th percentile and largest time in milliseconds."""
 
     reads: int
     median_ms: float
+    p99_ms: float
     largest_ms: float
 
 
@@ -317,9 +318,10 @@ class _Callers:
             thread.join()
 
     def latencies(self) -> dict[str, Latency]:
-        """What each kind of reader saw."""
+        """What each kind of caller saw, and all of them together."""
+        kinds = {**self._took, "all": [one for took in self._took.values() for one in took]}
         return {
-            name: Latency(len(took), statistics.median(took), max(took))
-            for name, took in self._took.items()
+            name: Latency(len(took), statistics.median(took), float(np.quantile(took, 0.99)), max(took))
+            for name, took in kinds.items()
             if took
         }

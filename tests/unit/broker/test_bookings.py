@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from privmarket.broker import _bookings as bookings
 from privmarket.broker import _ledger as ledger
-from privmarket.broker._http_errors import (
+from privmarket.broker import _views as views
+from privmarket.broker._errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,
@@ -28,7 +28,7 @@ def balance(market: Market, party_id: str) -> int:
 
 def lines(market: Market) -> list[Any]:
     with market.broker.database.read() as connection:
-        return list(bookings.booking_list(connection, market.operator, None, 50)["items"])
+        return list(views.booking_list(connection, market.operator, None, 50)["items"])
 
 
 def second_operator(market: Market) -> Actor:
@@ -93,7 +93,7 @@ def test_a_large_booking_needs_a_second_operator(market: Market) -> None:
     with pytest.raises(ForbiddenError, match="somebody else"):
         market.broker.approve_booking(market.operator, proposed["entry"], key())
     with market.broker.database.read() as connection:
-        (waiting,) = bookings.open_proposals(connection, second)
+        (waiting,) = views.open_proposals(connection, second)
     assert (waiting["amount_micro"], waiting["reference"], waiting["way"]) == (101, "large", "deposit")
     done = market.broker.approve_booking(second, proposed["entry"], key())
     assert (done["state"], done["balance_micro"]) == ("booked", 201)
@@ -103,7 +103,7 @@ def test_a_large_booking_needs_a_second_operator(market: Market) -> None:
     other = market.broker.withdraw(market.operator, seller, 150, key(), "large, out")["entry"]
     market.broker.decline_booking(market.operator, other, "a mistake", key())  # also who proposed it
     with market.broker.database.read() as connection:
-        assert bookings.open_proposals(connection, second) == []
+        assert views.open_proposals(connection, second) == []
     assert balance(market, seller) == 201
     undo = market.broker.undo_booking(market.operator, done["entry"], "wrong", key())
     assert undo["state"] == "proposed"  # what is large to book is large to undo
@@ -120,12 +120,12 @@ def test_a_seller_asks_for_its_money_and_gets_it_once(market: Market) -> None:
     with pytest.raises(InsufficientFundsError):
         market.broker.request_payout(seller, 21, key())  # beside what it has asked for already
     with market.broker.database.read() as connection:
-        (waiting,) = bookings.open_payouts(connection)
-        assert bookings.open_payouts(connection, market.sellers[1].party_id) == []
+        (waiting,) = views.open_payouts(connection)
+        assert views.open_payouts(connection, market.sellers[1].party_id) == []
     assert (waiting["entry"], waiting["amount_micro"], waiting["party_name"]) == (asked["entry"], 50, "clinic 0")
     market.broker.withdraw(market.operator, seller.party_id, 50, key(), "payout")
     with market.broker.database.read() as connection:
-        assert bookings.open_payouts(connection) == []
+        assert views.open_payouts(connection) == []
         last = connection.exec_driver_sql("SELECT details FROM log ORDER BY seq DESC LIMIT 1").scalar_one()
     assert json.loads(last)["request"] == asked["entry"]
     assert verify(market.broker).difference is None

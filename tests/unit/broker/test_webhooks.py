@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
 from privmarket.broker._api import create_app
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
+from privmarket.broker._events import Address, Webhooks, checked_address, post, webhook_message
 from privmarket.broker._signatures import SigningKey, is_signed
-from privmarket.broker._webhooks import Address, Webhooks, checked_address, message, post
 from privmarket_studies.torture.market import key, make_market
 from tests.unit.broker.test_api import SETTINGS
 
@@ -82,9 +82,9 @@ def test_events_are_posted_signed_in_order_and_again_after_a_failure(tmp_path: P
     body, headers = posted[1]
     told = json.loads(body)
     assert [one["kind"] for one in told["events"]] == ["task.published", "round.opened"]
-    signed = message(int(headers["Privmarket-Timestamp"]), seller.party_id, body)
+    signed = webhook_message(int(headers["Privmarket-Timestamp"]), seller.party_id, body)
     assert is_signed(signing.public, signed, headers["Privmarket-Signature"])
-    later = message(int(headers["Privmarket-Timestamp"]) + 1, seller.party_id, body)
+    later = webhook_message(int(headers["Privmarket-Timestamp"]) + 1, seller.party_id, body)
     assert not is_signed(signing.public, later, headers["Privmarket-Signature"])
     market.broker.set_webhook(seller, None, key())
     market.finish(round_id)
