@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.broker import _bidding as bidding
 from privmarket.broker import _clearing as clearing
 from privmarket.broker import _deliveries as deliveries

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from privmarket.broker._errors import ConflictError, TooManyRequestsError, UnavailableError
-from privmarket.privacy import _tables as tables
+from privmarket.privacy import _calibration as tables
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._wallet import Wallets
 

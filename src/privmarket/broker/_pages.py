@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.broker import _answers as answers
 from privmarket.broker import _callers as callers
 from privmarket.broker import _charts as charts

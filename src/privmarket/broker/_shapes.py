@@ -4,7 +4,7 @@ A *form* is what a caller sends: strict, with limits, unknown fields refused. A 
 own fields, and what the broker adds to them. The tables (`_schema`) are made from the rows, and so are the answers
 of the API (`_answers`); nothing else says which fields a task or a bid has.
 
-Defaults are those of `privmarket._plans`, with the exceptions that are named here.
+Defaults are those of `privmarket._settings`, with the exceptions that are named here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from privmarket._plans import EPSILON_MAX, MarketPlan, TrainingPlan, Trust, require_one_step
+from privmarket._settings import EPSILON_MAX, MarketPlan, TrainingPlan, Trust, require_one_step
 from privmarket.broker._errors import BrokerError
 from privmarket.errors import PrivmarketError
 from privmarket.rounds import Offer

@@ -30,9 +30,9 @@ from privmarket.privacy._accountant import COLUMNS, composed_cost, epsilon_of_co
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._gaussian import delta_of
+from privmarket.privacy._statement import promise
 from privmarket.privacy._wallet import GAUSSIAN_SHARE, Wallets
 from privmarket.privacy._wallet_store import SoldBeforeError, not_reserved
-from privmarket.privacy._words import promise
 from privmarket.rounds import Award
 
 

@@ -15,7 +15,7 @@ import typer
 from privmarket._counted import counted
 from privmarket._files import write_atomically, write_new
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.broker._errors import BrokerError
 from privmarket.cli._options import Json, broker_address, note, print_json
 

@@ -26,7 +26,7 @@ FAILS = [sys.executable, "-c", "raise SystemExit(1)"]
 QUICK = [
     sys.executable,
     "-c",
-    "import sys; import numpy as np; from privmarket.privacy import _tables as t; "
+    "import sys; import numpy as np; from privmarket.privacy import _calibration as t; "
     "rate, steps, delta = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]); "
     "table = t.NoiseTable(np.array([1.0, 64.0]), np.array([5.0, 0.05])); "
     "t._write(table, t.cache_folder() / t._file_name(delta, rate, steps), delta, rate, steps)",
