@@ -8,6 +8,7 @@ reading from it and bidding in another round.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -82,12 +83,14 @@ def measure(
     budget_micro: int = 100_000_000,
     database: str | None = None,
     varied: bool = False,
+    real_time: bool = False,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> LargeRound:
     """The whole life of one large round, on a fresh SQLite file or on the database named.
 
-    Sellers have one of four caps and sold nothing before; `varied` ones each have their own and a past.
+    Sellers have one of four caps and sold nothing before; `varied` ones each have their own and a past. `real_time`
+    gives server and callers priority while it is noted how long calls take.
     """
     with tempfile.TemporaryDirectory(prefix="privmarket-bench-") as name:
         place = Path(name)
@@ -117,7 +120,8 @@ def measure(
         port = free_port()
         with server(serve_arguments(address, port, own_key), port, place / "log"), _Use(port, found):
             tokens = {"operator": operator, "buyer": buyer, "seller": seller}
-            _live(found, port, (round_id, other), tokens, progress)
+            with processes.first_in_line([os.getpid(), processes.serving(port)], real_time):
+                _live(found, port, (round_id, other), tokens, progress)
             progress("settling")
             _deliver_and_settle(found, Broker(address, key=SigningKey.read(own_key)), port, round_id, buyer)
             _time_pages(found, port, round_id, tokens, "settled")

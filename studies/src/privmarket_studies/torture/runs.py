@@ -11,8 +11,18 @@ from privmarket import broker
 from privmarket._files import write_atomically
 
 # Pages, clients and what is only read: a change of these changes no figure of a torture run.
-_OUTSIDE = ("_api_page", "_charts", "_client", "_demo_market", "_log_views", "_metrics", "_page_frame", "_pages")
-_OUTSIDE += ("_views", "_witness")
+_OUTSIDE = (
+    "_api_page",
+    "_charts",
+    "_client",
+    "_demo_market",
+    "_log_views",
+    "_metrics",
+    "_page_frame",
+    "_pages",
+    "_views",
+    "_witness",
+)
 
 
 def broker_code() -> str:
