@@ -114,6 +114,10 @@ def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str]) -> No
         "days": "1",
         "accuracy": "50",
         "update_sha256": "ab" * 32,
+        "kind": "round.closed",
+        "about": "round-x",
+        "said": "[{}]",
+        "signatures": "[]",
         "reason": "x",
         **TASK_FIELDS,
     }
