@@ -32,7 +32,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
 from privmarket.flower import _wire as wire
-from privmarket.flower._guard_release import opened
+from privmarket.flower._guard_open import opened
 from privmarket.flower._guard_release import GuardedReply, array_forms
 from privmarket.flower._refusals import one_line
 from privmarket.flower._wire import Arrays

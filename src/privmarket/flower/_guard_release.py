@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from privmarket._lazy import late
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.flower import _wire as wire
-from privmarket.flower._guard_release import open_reply
+from privmarket.flower._guard_open import open_reply
 from privmarket.flower._seller import Job, event_of
 from privmarket.flower._wire import Arrays, Sale
 from privmarket.privacy._calibration import ReleaseFamily
