@@ -31,7 +31,7 @@ from . import (
 from . import (
     training as training,
 )
-from .broker._http_client import BrokerClient as BrokerClient
+from .broker._client import BrokerClient as BrokerClient
 from .errors import PrivmarketError as PrivmarketError
 from .market._bids import Bids as Bids
 from .market._distributions import scenario as scenario

@@ -1,7 +1,7 @@
 """Settings of a run, each declared once: its name, default, limits and help.
 
 Command-line options, Flower's settings and the simulation's configuration are made from these records; what a
-broker's task adds to them stands in `broker._task_plan`. Importing this module loads nothing else, so that
+broker's task adds to them stands in `broker._shapes`. Importing this module loads nothing else, so that
 `privmarket --help` stays quick.
 """
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import tarfile
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -22,7 +25,10 @@ from privmarket.broker import _ledger as ledger
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._parties import SYSTEM
-from privmarket.broker._signatures import SigningKey, bid_message, is_signed
+from privmarket.broker._schema import find_party
+from privmarket.broker._signatures import SigningKey, bid_message, canonical, is_signed
+from privmarket.broker._statements import STATEMENTS
+from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.broker_load import free_port
 from privmarket_studies.torture.market import TASK, key
@@ -72,7 +78,7 @@ def browser(chromium: Any) -> Any:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
-    broker = Broker(f"sqlite:///{tmp_path}/m.db")
+    broker = Broker(f"sqlite:///{tmp_path}/m.db", key=SigningKey.generate())
     port = free_port()
     app = create_app(broker, ServiceSettings(requests_per_second=1e6, burst=1e6))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
@@ -338,6 +344,146 @@ def test_a_seller_with_a_key_bids_in_the_browser(browser: Any, site: tuple[str, 
     page.find_element(By.ID, "pem").send_keys(str(tmp_path / "other.pem"))
     page.find_element(By.ID, "place").click()
     until(lambda: "not signed by the seller" in page.page_source)
+
+
+def typed(page: Any, **fields: str) -> None:
+    for name, text in fields.items():
+        box = page.find_element(By.ID, name)
+        box.clear()
+        box.send_keys(text)
+
+
+def test_everything_is_signed_in_the_browser(browser: Any, site: tuple[str, Broker], tmp_path: Path) -> None:
+    """From the key to the payout; two parties make their keys in the browser, and no statement is unsigned."""
+    (url, broker), page = site, browser
+    court_key = SigningKey.generate()
+    court_key.write(tmp_path / "court.pem")
+    form = {"role": "arbiter", "name": "court", "public_key": court_key.public}
+    operator = broker.authenticate(broker.first_operator() or "")
+    court = broker.register(form, key(), operator)
+    files = {court["id"]: tmp_path / "court.pem"}
+    tokens = {"court": court["token"]}
+    ids = {"court": court["id"]}
+
+    def sign_up(role: str, name: str) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        where = {"behavior": "allow", "downloadPath": str(folder)}
+        page.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+        page.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        page.get(f"{url}/sign-in")
+        page.find_element(By.CSS_SELECTOR, f"#role option[value={role}]").click()
+        typed(page, name=name)
+        page.find_element(By.ID, "own_key").click()
+        page.find_element(By.CSS_SELECTOR, "form[action='/register'] button").click()
+        tokens[name] = until(lambda: page.find_element(By.ID, "token").text)
+        made = until(lambda: [one for one in folder.iterdir() if one.suffix == ".pem"])[0]
+        ids[name] = broker.authenticate(tokens[name]).party_id
+        files[ids[name]] = made
+        with broker.database.read() as connection:
+            party = find_party(connection, ids[name])
+        assert party is not None
+        assert (party.public_key, party.signs) == (SigningKey.read(made).public, "everything")
+
+    def go(name: str, path: str) -> None:
+        sign_in(page, url, tokens[name])
+        page.get(url + path)
+        if page.find_elements(By.ID, "pem"):
+            page.find_element(By.ID, "pem").send_keys(str(files[ids[name]]))
+
+    def press_id(name: str) -> None:
+        page.find_element(By.ID, name).click()
+
+    sign_up("buyer", "lab")
+    sign_up("seller", "clinic")
+    broker.deposit(operator, ids["lab"], 5_000_000, key())
+    go("lab", "/")
+    page.execute_script("document.querySelector('details').open = true")
+    # What is signed is a digest of Python's text.
+    said = {"title": 'Zähl "mit" \\ \u2028', "nonce": "ab", "pays": True, "fault": None}
+    script = "const { canonical, Float } = privmarketSigning; "
+    script += "return canonical({...arguments[0], n: 7n, share: new Float(0.1)})"
+    assert page.execute_script(script, said) == canonical({**said, "n": 7, "share": 0.1})
+    typed(page, title="Zähl 'mit'", budget="2", rounds="3", arbiter=ids["court"])
+    page.find_element(By.NAME, "may_close").click()
+    press_id("publish-now")
+    until(lambda: "/tasks/task-" in page.current_url)
+    shoot(page, "buyer-signs")
+    page.find_element(By.ID, "pem").send_keys(str(files[ids["lab"]]))
+    until(lambda: page.find_element(By.ID, "open").is_displayed())
+    press_id("open")
+    until(lambda: "/rounds/round-" in page.current_url)
+    path = page.current_url.removeprefix(url)
+    go("clinic", path)
+    typed(page, valuation="0.25", epsilon="1")
+    press_id("place")
+    until(lambda: "your sealed bid" in page.page_source)
+    go("lab", path)
+    until(lambda: page.find_element(By.ID, "close").is_displayed())
+    press_id("close")
+    until(lambda: "Who sells" in page.page_source)
+    go("clinic", path)
+    typed(page, digest="ab" * 32)
+    press_id("deliver")
+    until(lambda: ">sent<" in page.page_source)
+    go("lab", path)
+    until(lambda: page.find_elements(By.CSS_SELECTOR, "button[value=reject]"))
+    page.find_element(By.CSS_SELECTOR, "input[placeholder='what is wrong']").send_keys("wrong shape")
+    page.find_element(By.CSS_SELECTOR, "button[value=reject]").click()
+    until(lambda: "rejected: wrong shape" in page.page_source)
+    go("clinic", path)
+    until(lambda: page.find_element(By.ID, "why").is_displayed())
+    typed(page, why="it is as asked")
+    page.find_element(By.CSS_SELECTOR, f"form[action='{path}/dispute'] button").click()
+    until(lambda: "disputed: it is as asked" in page.page_source)
+    go("lab", path)
+    typed(page, accuracy="87.5")
+    page.find_element(By.CSS_SELECTOR, f"form[action='{path}/progress'] button").click()
+    until(lambda: page.find_element(By.ID, "accuracy").get_attribute("value") == "87.5")
+    go("court", path)
+    page.find_element(By.CSS_SELECTOR, "input[placeholder=why]").send_keys("it is")
+    page.find_element(By.CSS_SELECTOR, "button[value=pay]").click()
+    until(lambda: "ruled: pay" in page.page_source)
+    broker.settle_round(operator, path.split("/")[-1], key())
+    go("clinic", "/money")
+    typed(page, payout="0.05")
+    press_id("ask-payout")
+    until(lambda: "Payouts that you asked for" in page.page_source)
+    go("clinic", "/tokens")
+    shoot(page, "tokens-key")
+    # The page checks the log itself, and notices one that does not continue what it saw.
+    until(lambda: "Log verified by this browser, head" in page.find_element(By.TAG_NAME, "footer").text)
+    lie = "const one = Object.keys(localStorage).find((name) => name.startsWith('privmarket log')); "
+    lie += "const seen = JSON.parse(localStorage[one]); seen.size -= 3; seen.root = 'ab'.repeat(32); "
+    page.execute_script(f"{lie} localStorage[one] = JSON.stringify(seen)")
+    page.refresh()
+    until(lambda: "NOT verified: it does not begin with" in page.find_element(By.TAG_NAME, "footer").text)
+    found = {}
+    with broker.database.read() as connection:
+        for kind, details in connection.exec_driver_sql("SELECT kind, details FROM log"):
+            found.setdefault(kind, []).append("signature" in json.loads(details))
+    stated = {kind: found[kind] for kind in STATEMENTS if kind in found}
+    assert set(STATEMENTS) - set(stated) == {"round.aborted"}
+    assert all(all(signed) for signed in stated.values())
+    assert verify(broker).differences == ()
+
+
+def test_without_javascript_a_signing_party_is_told_what_to_do(site: tuple[str, Broker]) -> None:
+    url, broker = site
+    own = SigningKey.generate()
+    lab = broker.register({"role": "buyer", "name": "lab", "public_key": own.public}, key())
+    broker.deposit(SYSTEM, lab["id"], 5_000_000, key())
+    with httpx.Client(base_url=url, follow_redirects=True) as http:
+        mark = re.search(r'name="mark" value="(\w+)"', http.get("/sign-in").text)[1]  # type: ignore[index]
+        page = http.post("/sign-in", data={"token": lab["token"], "mark": mark}).text
+        mark = re.search(r'name="mark" value="(\w+)"', page)[1]  # type: ignore[index]
+        form = {"title": "t", "mechanism": "pac", "budget": "1", "rounds": "1", "epsilon_max": "5"}
+        form |= {"bid_minutes": "60", "delivery_minutes": "60", "mark": mark, "key": key()}
+        reply = http.post("/tasks", data=form)
+        assert reply.status_code == 403
+        assert "signs everything" in reply.text
+        form = {"role": "buyer", "name": "x", "own_key": "yes", "mark": mark, "key": key()}
+        assert "JavaScript" in http.post("/register", data=form).text
 
 
 def test_a_dispute_from_all_sides_at_both_widths(browser: Any, site: tuple[str, Broker]) -> None:

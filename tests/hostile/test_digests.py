@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.cli._seller_at_broker import dataset_digest
 from privmarket.flower import _wire as wire
 from privmarket.privacy import _noise as integer_noise

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import privmarket as pm
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient
 from privmarket.flower import _refusals as refusals
 from privmarket.flower import _seller as client_module
 from privmarket.flower import _wire as wire

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient
 from privmarket_studies.broker_load import free_port
 from privmarket_studies.torture.broker_process import BrokerProcess
 

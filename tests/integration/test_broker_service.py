@@ -16,9 +16,9 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from privmarket.broker._broker import Broker
+from privmarket.broker._client import BrokerClient
 from privmarket.broker._demo_market import DemoMarket
-from privmarket.broker._http_client import BrokerClient
-from privmarket.broker._http_errors import BrokerError, ConflictError, DatabaseError, UnauthenticatedError
+from privmarket.broker._errors import BrokerError, ConflictError, DatabaseError, UnauthenticatedError
 from privmarket.broker._schema import log
 from privmarket.broker._signatures import SigningKey
 from privmarket.broker._verify import verify

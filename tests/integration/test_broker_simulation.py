@@ -8,18 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from privmarket.broker import (
-    _idempotency as idempotency,
-)
-from privmarket.broker import (
-    _projection as projection,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
-from privmarket.broker import (
-    _storage as storage,
-)
+from privmarket.broker import _database as database
+from privmarket.broker import _idempotency as idempotency
+from privmarket.broker import _projection as projection
+from privmarket.broker import _sql as sql
 from privmarket.broker._database import Transaction
 from privmarket_studies.torture.broker_simulation import Crash, InvariantError, Simulation
 
@@ -30,7 +22,7 @@ def test_invariants_hold(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_seed_replays_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "secrets", SimpleNamespace(token_hex=lambda size: "ab" * size))  # a log's name
+    monkeypatch.setattr(database, "secrets", SimpleNamespace(token_hex=lambda size: "ab" * size))  # a log's name
     heads = []
     for name in ("a", "b"):
         simulation = Simulation(tmp_path / f"{name}.db", 7)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 import privmarket as pm
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient
 from privmarket.flower import _wire as wire
 from privmarket.flower._grid_market import BrokerAuctioneer
 from privmarket.flower._server import MarketRun

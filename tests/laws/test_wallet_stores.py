@@ -8,7 +8,7 @@ import pytest
 
 from privmarket.broker import _lifecycle as lifecycle
 from privmarket.broker import _wallets as wallets
-from privmarket.broker._stored_rows import awards_of, round_and_task
+from privmarket.broker._schema import awards_of, round_and_task
 from privmarket.errors import WalletError
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily

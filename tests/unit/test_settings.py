@@ -1,23 +1,21 @@
 """Every setting is declared once: engines, command line and broker agree on defaults, and limits are checked."""
 
-import ast
 import hashlib
 import inspect
 import json
+import re
 from dataclasses import dataclass, fields
-from typing import Annotated
+from pathlib import Path
 
 import pytest
-from pydantic import Field
 
 from privmarket._settings import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
 from privmarket.broker import _answers as answers
-from privmarket.broker._forms import TaskForm
-from privmarket.broker._http_errors import BrokerError
-from privmarket.broker._stored_rows import TaskRow
-from privmarket.broker._task_plan import TaskPlan, checked
+from privmarket.broker._errors import BrokerError
+from privmarket.broker._schema import tasks
+from privmarket.broker._shapes import TaskForm, TaskRow
 from privmarket.cli._federate import federate as command
-from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
 from privmarket.flower._grid_market import GridMarket
 from privmarket.flower._settings import MarketSettings
 from privmarket.rounds import LocalAuctioneer
@@ -56,17 +54,15 @@ def test_aggregate_trust_with_several_steps_is_refused_in_the_same_words_everywh
     two = Training(model="logistic", steps=2)
     settings = MarketSettings(trust="aggregate", steps=2)
     refusals = (
-        lambda: TaskPlan(title="t", budget_micro=1, trust="aggregate", steps=2),
+        lambda: TaskForm.checked({"title": "t", "budget_micro": 1, "trust": "aggregate", "steps": 2}),
         lambda: Federation(FederationConfig(clients=2, trust="aggregate", training=two)),
         lambda: GridMarket(settings, LocalAuctioneer(settings.rule()), None, "run"),
     )
     for refuse in refusals:
-        with pytest.raises(ConfigurationError) as refused:
+        with pytest.raises(PrivmarketError) as refused:
             refuse()
         assert refused.value.message == "trust 'aggregate' with 2 steps a round"
         assert refused.value.hint == "nobody may see single steps: use steps = 1"
-    with pytest.raises(BrokerError, match="2 steps a round"):
-        checked(TaskPlan, {"title": "t", "budget_micro": 1, "trust": "aggregate", "steps": 2})
 
 
 def test_the_accuracy_is_measured_every_so_often_and_at_the_end():
@@ -83,8 +79,7 @@ def test_the_command_line_takes_its_options_from_the_configuration():
     assert {name: options[name].default for name in shared} == {name: getattr(config, name) for name in shared}
 
 
-TASK = TaskPlan(title="t", budget_micro=1)
-LIMITS = ("above", "at_least", "at_most", "below", "choices")
+LIMITS = ("above", "at_least", "at_most", "below")
 
 
 def test_the_brokers_form_agrees():
@@ -99,9 +94,12 @@ def test_the_brokers_form_agrees():
 
 def test_a_brokers_task_is_a_plan_but_for_what_it_names():
     plans = {one.name: one for plan in (MarketPlan, TrainingPlan) for one in fields(plan)}
-    shared = {one.name: (one, plans[one.name]) for one in fields(TaskPlan) if one.name in plans}
+    shared = {name: (one, plans[name]) for name, one in TaskForm.model_fields.items() if name in plans}
     assert {"mechanism", "rounds", "delta", "trust", "honest_share", "sampling_rate", "steps"} == set(shared)
-    limits = {name: [[one.metadata[word] for word in LIMITS] for one in pair] for name, pair in shared.items()}
+    limits = {
+        name: (form_limits(TaskForm, name), {word: theirs.metadata[word] for word in LIMITS})
+        for name, (_, theirs) in shared.items()
+    }
     assert {name for name, (mine, theirs) in shared.items() if mine.default != theirs.default} == {"rounds"}
     assert {name for name, (mine, theirs) in limits.items() if mine != theirs} == {
         "rounds",
@@ -118,45 +116,28 @@ def form_limits(form, name):
     return {name: found.get(name) for name in words.values()}
 
 
-def second_declarations(form):
-    """Settings of a task for which a form has another default or another limit than `TaskPlan`."""
-    made = form(title="t", budget_micro=1)
-    return [
-        one.name
-        for one in fields(TaskPlan)
-        if getattr(made, one.name) != getattr(TASK, one.name)
-        or (one.metadata and form_limits(form, one.name) != {n: one.metadata[n] for n in LIMITS[:4]})
-    ]
-
-
-def numbers_in(source):
-    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
-    return sorted(value for value in constants if type(value) in (int, float))
+def undeclared(row, table, answer):
+    """Fields that a stored row, its table and the API's answer do not share."""
+    names = set(row.model_fields)
+    return sorted((names ^ {column.name for column in table.c}) | (names ^ set(answer.__annotations__)))
 
 
 def test_a_task_is_declared_once():
-    assert set(TaskForm.model_fields) == {one.name for one in fields(TaskPlan)}
-    assert second_declarations(TaskForm) == []
-    # Its example has a budget; no limit or default is its own.
-    assert numbers_in(inspect.getsource(TaskForm)) == [1_000_000]
-    types = {one.name: one.type for one in fields(TaskPlan)}
-    kept = {"id": "str", "buyer_id": "str", **types, "settings": "str", "nonce": "str | None", "created_ms": "int"}
-    assert get_annotations(TaskRow) == list(kept.items())
-    kept.pop("nonce")  # of the buyer's signature
-    told = {**kept, "settings": "dict[str, JsonValue]", "created_ms": "NotRequired[int]"}
-    assert get_annotations(answers.TaskAnswer) == list(told.items())
-
-
-def get_annotations(record):
-    return [(name, getattr(kind, "__forward_arg__", kind)) for name, kind in record.__annotations__.items()]
+    """The form is the declaration: the row adds who and when, the table and the answer are made from the row."""
+    assert set(TaskRow.model_fields) - set(TaskForm.model_fields) == {"id", "buyer_id", "nonce", "created_ms"}
+    assert undeclared(TaskRow, tasks, answers.TaskAnswer) == ["nonce"]  # of the buyer's signature
+    for name in TaskForm.model_fields:
+        assert form_limits(TaskRow, name) == form_limits(TaskForm, name) or name == "settings"
+    files = list(Path(inspect.getfile(TaskForm)).parent.glob("*.py"))
+    named = [file.name for file in files if re.search(r"^ +review_seconds:", file.read_text(), re.M)]
+    assert named == ["_shapes.py"]
 
 
 def test_a_second_declaration_of_a_task_is_caught():
-    class Mine(TaskForm):
-        ruling_seconds: int = TaskPlan.ruling_seconds
-        rounds: Annotated[int, Field(ge=1, le=100_000)] = 200
+    class Mine(TaskRow):
+        colour: str = "red"
 
-    assert second_declarations(Mine) == ["rounds", "ruling_seconds"]
+    assert undeclared(Mine, tasks, answers.TaskAnswer) == ["colour", "nonce"]
 
 
 @pytest.mark.parametrize(
@@ -173,14 +154,14 @@ def test_a_second_declaration_of_a_task_is_caught():
 )
 def test_limits_of_a_task(change, message):
     with pytest.raises(BrokerError) as caught:
-        checked(TaskPlan, {"title": "t", "budget_micro": 1, **change})
+        TaskForm.checked({"title": "t", "budget_micro": 1, **change})
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_task_from_fields():
-    assert type(checked(TaskPlan, {"title": "t", "budget_micro": 1, "epsilon_max": 2}).epsilon_max) is float
+    assert type(TaskForm.checked({"title": "t", "budget_micro": 1, "epsilon_max": 2}).epsilon_max) is float
     with pytest.raises(BrokerError, match="budget_micro is missing"):
-        checked(TaskPlan, {"title": "t"})
+        TaskForm.checked({"title": "t"})
 
 
 def test_names_of_data_sets_are_those_that_can_be_read():

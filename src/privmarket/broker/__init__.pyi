@@ -1,2 +1,2 @@
 from ._broker import Broker as Broker
-from ._http_client import BrokerClient as BrokerClient
+from ._client import BrokerClient as BrokerClient

@@ -6,10 +6,13 @@ hexadecimal digits. Fields may be added later: readers ignore those that they do
 
 from __future__ import annotations
 
-from typing import Generic, NotRequired, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypeAlias, TypeVar, get_type_hints
 
 from pydantic import JsonValue
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from privmarket.broker._shapes import AwardRow, BidRow, PartyRow, RoundRow, Row, TaskRow, TokenRow
 
 Item = TypeVar("Item")
 SettingValue = bool | int | float | str | None
@@ -36,39 +39,119 @@ class WalletAnswer(TypedDict):
     sales: int
 
 
-class Party(TypedDict):
-    """A party. `reliability` counts what the log says about its past."""
+# ---- of things that are stored: see `_shapes` -----------------------------------------------------------------
 
-    id: str
-    role: str
-    name: str | None
-    created_ms: int
-    balance_micro: int
-    public_key: str | None
-    signs: str
-    dataset_sha256: str | None
-    suspended: str | None
-    reliability: dict[str, int] | None
-    wallet: WalletAnswer | None
+if TYPE_CHECKING:  # what a checker sees of an answer that is made below
+    Party: TypeAlias = dict[str, Any]
+    PartyLine: TypeAlias = dict[str, Any]
+    Registered: TypeAlias = dict[str, Any]
+    TokenLine: TypeAlias = dict[str, Any]
+    TaskAnswer: TypeAlias = dict[str, Any]
+    RoundAnswer: TypeAlias = dict[str, Any]
+    BidAnswer: TypeAlias = dict[str, Any]
+    StandingBid: TypeAlias = dict[str, Any]
+    AwardAnswer: TypeAlias = Any  # also a `BookedDelivery` of `privacy`
+else:
+
+    def _answer(
+        called: str,
+        of: type[Row],
+        about: str,
+        *,
+        without: Iterable[str] = (),
+        perhaps: Iterable[str] = (),
+        **more: Any,
+    ) -> type:
+        """An answer with the fields of a row.
+
+        Args:
+            about: its description in the API's.
+            without: fields that are not shown.
+            perhaps: fields that are left out where the caller may not see them, or an older answer had none.
+            more: fields beside those of the row, with their types.
+        """
+        kept = {one: kind for one, kind in get_type_hints(of).items() if one in of.columns() and one not in without}
+        fields = {**kept, **more}
+        for one in perhaps:
+            fields[one] = NotRequired[fields[one]]
+        made = TypedDict(called, fields)
+        made.__doc__ = about
+        made.__module__ = __name__
+        return made
+
+    Party = _answer(
+        "Party",
+        PartyRow,
+        "A party. `reliability` counts what the log says about its past.",
+        without=("name_hash", "cap_epsilon", "delta", "erased_ms"),
+        name=str | None,
+        balance_micro=int,
+        reliability=dict[str, int] | None,
+        wallet=WalletAnswer | None,
+    )
+    PartyLine = _answer(
+        "PartyLine",
+        PartyRow,
+        "A party in a list.",
+        without=("name_hash", "signs", "dataset_sha256", "erased_ms"),
+        name=str | None,
+    )
+    Registered = _answer(
+        "Registered",
+        PartyRow,
+        "A new party; `token` only where the broker made it, and only this once.",
+        without=("name_hash", "created_ms", "dataset_sha256", "suspended", "erased_ms"),
+        perhaps=("cap_epsilon", "delta", "public_key", "signs", "name", "token", "scope", "expires_ms"),
+        token_id=str,
+        name=str | None,
+        token=str,
+        scope=str,
+        expires_ms=int | None,
+    )
+    TokenLine = _answer("TokenLine", TokenRow, "A token, without its text.", without=("party_id", "token_hash"))
+    TaskAnswer = _answer(
+        "TaskAnswer",
+        TaskRow,
+        "A published task: the terms of all its rounds.",
+        without=("nonce",),
+        perhaps=("created_ms",),
+        settings=dict[str, JsonValue],
+    )
+    RoundAnswer = _answer(
+        "RoundAnswer",
+        RoundRow,
+        """A round: open → closed or revealing → cleared → delivered → settled, or aborted.
+
+        What a role may not see is left out: sellers see no totals, and only operators see the seed.
+        """,
+        perhaps=RoundRow.columns()[8:],  # what follows the deadline for bids
+    )
+    BidAnswer = _answer(
+        "BidAnswer",
+        BidRow,
+        "A bid as it was taken; `entry` is its number in the log.",
+        without=("seller_id", "seq", "signature", "trimmed_epsilon", "created_ms"),
+        perhaps=("nonce", "valuation", "epsilon", "data_size", "accuracy", "entry", "replaced"),
+        nonce=str,
+        valuation=float,
+        epsilon=float,
+        data_size=float,
+        entry=int,
+        replaced=bool,
+    )
+    StandingBid = _answer("StandingBid", BidRow, "A bid as it stands in its round; `seq` is its log entry.")
+    AwardAnswer = _answer(
+        "AwardAnswer",
+        AwardRow,
+        """What a seller sold and what became of it. `seq` is the log entry that reserved it, `settled_seq`
+        the one that charged or freed it and paid; `key` opens a sealed update once it is paid.""",
+        perhaps=("decided_ms", "data_size"),
+        decided_ms=int,
+        data_size=float | None,
+    )
 
 
-class Registered(TypedDict):
-    """A new party; `token` only where the broker made it, and only this once.
-
-    Here and below, what older versions did not answer may be missing: a repeat gets the first answer.
-    """
-
-    id: str
-    role: str
-    token_id: str
-    name: NotRequired[str | None]
-    token: NotRequired[str]
-    scope: NotRequired[str]
-    expires_ms: NotRequired[int | None]
-    cap_epsilon: NotRequired[float | None]
-    delta: NotRequired[float | None]
-    public_key: NotRequired[str | None]
-    signs: NotRequired[str]
+# ---- of everything else ---------------------------------------------------------------------------------------
 
 
 class TokenAnswer(TypedDict):
@@ -103,83 +186,6 @@ class RuleAnswer(TypedDict):
     guarantees: list[str]
     warnings: list[str]
     settings: dict[str, Setting]
-
-
-class TaskAnswer(TypedDict):
-    """A published task: the terms of all its rounds."""
-
-    id: str
-    buyer_id: str
-    title: str
-    mechanism: str
-    settings: dict[str, JsonValue]
-    budget_micro: int
-    rounds: int
-    epsilon_max: float
-    sampling_rate: float
-    steps: int
-    delta: float
-    sealing: str
-    buyer_may_close: bool
-    bid_seconds: int
-    reveal_seconds: int
-    delivery_seconds: int
-    review_seconds: int
-    dispute_seconds: int
-    ruling_seconds: int
-    arbiter_id: str | None
-    delivery: str
-    attested: bool
-    trust: str
-    honest_share: float
-    created_ms: NotRequired[int]
-
-
-class RoundAnswer(TypedDict):
-    """A round: open → closed or revealing → cleared → delivered → settled, or aborted.
-
-    What a role may not see is left out: sellers see no totals, and only operators see the seed.
-    """
-
-    id: str
-    task_id: str
-    number: int
-    state: str
-    budget_micro: int
-    mechanism_version: str
-    opened_ms: int
-    bid_deadline_ms: int
-    closed_ms: NotRequired[int | None]
-    reveal_deadline_ms: NotRequired[int | None]
-    delivery_deadline_ms: NotRequired[int | None]
-    review_deadline_ms: NotRequired[int | None]
-    dispute_deadline_ms: NotRequired[int | None]
-    ruling_deadline_ms: NotRequired[int | None]
-    ended_ms: NotRequired[int | None]
-    bids: NotRequired[int]
-    revealed: NotRequired[int]
-    sellers: NotRequired[int]
-    awarded_micro: NotRequired[int]
-    paid_micro: NotRequired[int]
-    total_epsilon: NotRequired[float]
-    top_price: NotRequired[float | None]
-    model_accuracy: NotRequired[float | None]
-    seed: NotRequired[int | None]
-    fault: NotRequired[str | None]
-
-
-class BidAnswer(TypedDict):
-    """A bid as it was taken; `entry` is its number in the log."""
-
-    round_id: str
-    commitment: str
-    nonce: NotRequired[str]
-    valuation: NotRequired[float]
-    epsilon: NotRequired[float]
-    data_size: NotRequired[float]
-    accuracy: NotRequired[float | None]
-    entry: NotRequired[int]
-    replaced: NotRequired[bool]
 
 
 class OutcomeAnswer(TypedDict):
@@ -258,54 +264,12 @@ class Ruled(State):
     pays: bool
 
 
-class AwardAnswer(TypedDict):
-    """What a seller sold and what became of it. `seq` is the log entry that reserved it, `settled_seq`
-    the one that charged or freed it and paid; `key` opens a sealed update once it is paid."""
-
-    round_id: str
-    seller_id: str
-    seq: int
-    epsilon: float
-    noise_multiplier: float
-    payment_micro: int
-    claim_sha256: str | None
-    claimed_ms: int | None
-    key_sha256: str | None
-    key: str | None
-    usable: bool | None
-    fault: str | None
-    dispute: str | None
-    ruling: bool | None
-    charge: str
-    settled_seq: int | None
-    paid_micro: int
-    decided_ms: NotRequired[int]
-    data_size: NotRequired[float | None]
-
-
 class CohortKey(TypedDict):
     """The key that one seller of a round has registered: whom a secure sum may consist of."""
 
     seller_id: str
     public_key: str
     seq: int
-
-
-class StandingBid(TypedDict):
-    """A bid as it stands in its round; `seq` is its log entry."""
-
-    round_id: str
-    seller_id: str
-    seq: int
-    commitment: str
-    signature: str | None
-    nonce: str | None
-    valuation: float | None
-    epsilon: float | None
-    data_size: float | None
-    accuracy: float | None
-    trimmed_epsilon: float | None
-    created_ms: int
 
 
 class Movement(TypedDict):
@@ -322,29 +286,6 @@ class Movement(TypedDict):
     reference: str | None
     title: str | None
     number: int | None
-
-
-class TokenLine(TypedDict):
-    """A token, without its text."""
-
-    id: str
-    scope: str
-    created_ms: int
-    expires_ms: int | None
-    revoked_ms: int | None
-
-
-class PartyLine(TypedDict):
-    """A party in a list."""
-
-    id: str
-    role: str
-    name: str | None
-    created_ms: int
-    cap_epsilon: float | None
-    delta: float | None
-    public_key: str | None
-    suspended: str | None
 
 
 class PayoutAnswer(TypedDict):

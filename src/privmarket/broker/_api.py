@@ -16,19 +16,15 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from privmarket import __version__
-from privmarket.broker import _account_pages as account_pages
-from privmarket.broker import _market_pages as market_pages
-from privmarket.broker._api_callers import LogGrowth
-from privmarket.broker._audit_routes import audits
 from privmarket.broker._broker import Broker, Scheduler
+from privmarket.broker._callers import EndedSessions, LogGrowth
+from privmarket.broker._errors import BrokerError
+from privmarket.broker._events import Webhooks
 from privmarket.broker._group_commit import GroupCommit
-from privmarket.broker._http_errors import BrokerError
 from privmarket.broker._limits import Counters, Gate, Limits, Places, RateLimit, error_body, notes_of
-from privmarket.broker._market_routes import market
-from privmarket.broker._operator_routes import health, operators
 from privmarket.broker._page_frame import error_page, is_page
-from privmarket.broker._sessions import EndedSessions
-from privmarket.broker._webhooks import Webhooks
+from privmarket.broker._pages import pages
+from privmarket.broker._routes import audits, health, market, operators
 from privmarket.errors import PrivmarketError
 
 _FOR_ANYBODY = ("/v1/register", "/v1/log/head", "/v1/log/checkpoint", "/v1/log/consistency")
@@ -87,8 +83,7 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     limits = chosen.limits
     app.state.account_places = Places(limits.requests, limits.requests_per_account)
     # As they are: `include_router` would analyse every route again, a quarter of a second at the first request.
-    dashboard = [*market_pages.pages.routes, *account_pages.pages.routes]
-    app.router.routes += [*market.routes, *operators.routes, *audits.routes, *health.routes, *dashboard]
+    app.router.routes += [*market.routes, *operators.routes, *audits.routes, *health.routes, *pages.routes]
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_exception_handler(PrivmarketError, _known)

@@ -21,7 +21,7 @@ from privmarket.broker import _merkle as merkle
 from privmarket.broker import _projection as projection
 from privmarket.broker import _sql as sql
 from privmarket.broker._database import Database
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._log import Entry
 from privmarket.broker._schema import cosignatures, names, sealed_keys
 from privmarket.broker._signatures import Head

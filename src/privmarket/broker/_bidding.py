@@ -15,32 +15,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from privmarket.broker import (
-    _clearing as clearing,
-)
-from privmarket.broker import (
-    _idempotency as idempotency,
-)
-from privmarket.broker import (
-    _noise_tables as noise_tables,
-)
-from privmarket.broker import (
-    _parties as parties,
-)
-from privmarket.broker import (
-    _signatures as signatures,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
-from privmarket.broker import (
-    _wallets as wallets,
-)
+from privmarket.broker import _clearing as clearing
+from privmarket.broker import _idempotency as idempotency
+from privmarket.broker import _noise_tables as noise_tables
+from privmarket.broker import _parties as parties
+from privmarket.broker import _signatures as signatures
+from privmarket.broker import _sql as sql
+from privmarket.broker import _wallets as wallets
 from privmarket.broker._answers import BidAnswer
 from privmarket.broker._database import ARRIVAL_LIMIT_MS, Transaction
-from privmarket.broker._http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker._errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker._parties import Actor, Entropy
-from privmarket.broker._stored_rows import RoundRow, TaskRow, require_state
+from privmarket.broker._schema import require_state
+from privmarket.broker._shapes import RoundRow, TaskRow
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
@@ -269,7 +256,7 @@ def reveal(tx: Transaction, seller: str, round_: RoundRow, task: TaskRow, offer:
     check_offer(offer, seller, clearing.terms_of(round_, task))
     seq = tx.log("bid.revealed", round_.id, **fields, nonce=nonce, **came)
     told = {"round_id": round_.id, "entry": seq, "commitment": rows[0][0], **fields, "nonce": nonce}
-    return cast(BidAnswer, told)
+    return told
 
 
 def offer_fields(offer: Offer) -> dict[str, float | None]:

@@ -1,8 +1,12 @@
 """The auction of a round: which bids count, what wallets leave of them, what the rule decides.
 
 It is computed on a snapshot of the database, outside any transaction (`prepare`), so that nobody waits for it.
-Before it is logged, `still_valid` looks again at the wallets that have moved since: the rule sees bids only through
-what wallets leave of them, so an auction whose trimmed offers are all the same is the same auction.
+Before it is logged, `still_valid` looks again at the wallets that have moved since: the rule sees bids only
+through what wallets leave of them, so an auction whose trimmed offers are all the same is the same auction.
+
+A very large auction runs in a process of its own, so that pages and bids keep their speed: Python's threads
+share one interpreter. The process reads the database for itself, computes at a lower priority, and writes what
+it found to its standard output. Its memory is gone when it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +15,10 @@ import gc
 import hashlib
 import json
 import math
+import os
+import pickle
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,14 +33,17 @@ from privmarket._settings import TOLERANCE, Trust
 from privmarket.broker import _log as log
 from privmarket.broker import _sql as sql
 from privmarket.broker import _wallets as wallets
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._database import Database
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._log import canonical
 from privmarket.broker._rules import BrokenPromiseError, Guarded, MakeMechanism, as_recorded, version_of
-from privmarket.broker._stored_rows import RoundRow, TaskRow, round_and_task
+from privmarket.broker._schema import round_and_task
+from privmarket.broker._shapes import RoundRow, TaskRow
 from privmarket.errors import PrivmarketError
 from privmarket.market._bids import Array
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
+from privmarket.mechanisms import mechanism
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import MICRO, Award, Offer, Round, Terms
 
@@ -284,3 +295,39 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
     sold = {seller: found.awards[seller].event for seller in moved if seller in found.awards}
     bidders.check(sold)
     return prepared
+
+
+# ---- in a process of its own ----------------------------------------------------------------------------------
+
+
+WORTH_A_PROCESS = 20_000  # bids; starting one takes about a second
+_PATIENCE_SECONDS = 3600.0
+
+
+def prepare_in_a_process(database: Database, round_id: str) -> Prepared | None:
+    """The auction of a round as a process of its own computes it; None where that failed."""
+    url = database.engine.url.render_as_string(hide_password=False)
+    asked = pickle.dumps((url, round_id))  # by its standard input: arguments of a process can be seen by others
+    done = subprocess.run(
+        [sys.executable, "-c", "from privmarket.broker._clearing import main; main()"],
+        input=asked,
+        stdout=subprocess.PIPE,
+        timeout=_PATIENCE_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        return None
+    found: Prepared = pickle.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Reads what to compute, computes it, writes the result."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(5)
+    url, round_id = pickle.load(sys.stdin.buffer)
+    database = Database(url, read_only=True)
+    with database.read() as connection:
+        found = prepare(connection, round_id, mechanism)
+    database.close()
+    sys.stdout.buffer.write(pickle.dumps(found))

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from privmarket.broker._http_errors import ConflictError
-from privmarket.broker._stored_rows import AwardRow, RoundRow, TaskRow
+from privmarket.broker._errors import ConflictError
+from privmarket.broker._shapes import AwardRow, RoundRow, TaskRow
 from privmarket.rounds import Award, Phase, Round, RoundRecord, Terms
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from privmarket.broker._answers import BidAnswer
 from privmarket.broker._bidding import BidRequest
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_errors import UnavailableError
+from privmarket.broker._errors import UnavailableError
 
 _Result = BidAnswer | BaseException
 GROUP_LIMIT = 200  # bids in one transaction: others that write wait for it, and SQL has a limit on its parameters

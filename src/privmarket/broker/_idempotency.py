@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 from privmarket.broker import _answers as answers
 from privmarket.broker import _sql as sql
 from privmarket.broker._database import Transaction
-from privmarket.broker._http_errors import BrokerError, IdempotencyError
+from privmarket.broker._errors import BrokerError, IdempotencyError
 from privmarket.broker._log import digest
 from privmarket.broker._parties import hash_token
 

@@ -1,4 +1,6 @@
-"""A round's life: open → closed (or revealing) → cleared → delivered → settled, or aborted with refunds.
+"""What happens to a task and its rounds, step by step.
+
+A round is open → closed (or revealing) → cleared → delivered → settled, or aborted with refunds.
 
 Each function is one step inside one transaction: it checks, logs what happened, and leaves the tables to the
 projection. What an auction decides is computed in `clearing`; who is paid, in `deliveries`.
@@ -7,40 +9,115 @@ projection. What an auction decides is computed in `clearing`; who is paid, in `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
-from privmarket.broker import (
-    _clearing as clearing,
+from sqlalchemy import Connection
+
+from privmarket.broker import _clearing as clearing
+from privmarket.broker import _deliveries as deliveries
+from privmarket.broker import _ledger as ledger
+from privmarket.broker import _parties as parties
+from privmarket.broker import _rules as rules
+from privmarket.broker import _sealed as sealed
+from privmarket.broker import _sql as sql
+from privmarket.broker import _wallets as wallets
+from privmarket.broker._answers import (
+    ClaimAnswer,
+    Dispute,
+    ProgressAnswer,
+    RoundAnswer,
+    Ruled,
+    StepAnswer,
+    TaskAnswer,
+    UpdateKey,
 )
-from privmarket.broker import (
-    _deliveries as deliveries,
-)
-from privmarket.broker import (
-    _sealed as sealed,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
-from privmarket.broker import (
-    _wallets as wallets,
-)
-from privmarket.broker._answers import ClaimAnswer, Dispute, Ruled, StepAnswer, UpdateKey
 from privmarket.broker._clearing import Prepared
 from privmarket.broker._database import Transaction
 from privmarket.broker._deliveries import Deadlines, Standing
-from privmarket.broker._http_errors import BrokerError, ConflictError, ForbiddenError
+from privmarket.broker._errors import BrokerError, ConflictError, ForbiddenError
+from privmarket.broker._log import canonical
+from privmarket.broker._parties import Entropy, identifier
+from privmarket.broker._schema import award_of, awards_of, no_award, require_state, round_and_task
+from privmarket.broker._shapes import RoundRow, TaskForm, TaskRow
 from privmarket.broker._statements import countersigned
-from privmarket.broker._stored_rows import (
-    RoundRow,
-    TaskRow,
-    award_of,
-    awards_of,
-    no_award,
-    require_state,
-    round_and_task,
-)
+from privmarket.errors import PrivmarketError
 
 TAKING_BIDS = ("open", "revealing", "closed")
 LIVE_STATES = (*TAKING_BIDS, "cleared", "delivered")
+_PROMISED = (
+    "SELECT SUM(t.budget_micro) FROM tasks t WHERE t.buyer_id = ? "
+    "AND NOT EXISTS (SELECT 1 FROM rounds r WHERE r.task_id = t.id)"
+)
+_STATES = "SELECT state FROM rounds WHERE task_id = ?"
+
+
+# ---- publishing and opening -----------------------------------------------------------------------------------
+
+
+def rule_version(name: str, settings: str, epsilon_max: float, make: rules.MakeMechanism) -> str:
+    """The version of the rule that a task names; raises where the rule does not take its settings (JSON text)."""
+    try:
+        return rules.version_of(clearing.mechanism_of(name, settings, epsilon_max, make))
+    except PrivmarketError:
+        raise
+    except Exception as error:
+        raise BrokerError(
+            f"{name} does not take these settings: {type(error).__name__}",
+            "GET /v1/mechanisms shows what each rule takes",
+        ) from None
+
+
+def require_first_escrow(connection: Connection, buyer_id: str, budget_micro: int) -> None:
+    """Refuses a task whose first round its buyer could not pay, beside those of its other tasks without a round.
+
+    So nobody fills the list with tasks that will never open, or has noise tables computed for them.
+    """
+    ((promised,),) = sql.run(connection, _PROMISED, buyer_id)
+    needed = budget_micro + int(promised or 0)
+    ledger.require(connection, ledger.party(buyer_id), needed, "the first round of each task without one")
+
+
+def publish(
+    tx: Transaction, entropy: Entropy, terms: TaskForm, said: Mapping[str, object] | None, signature: str | None
+) -> TaskAnswer:
+    """A new task of the buyer who acts; `said` is what it signed, with a nonce, where it signs everything."""
+    buyer_id = tx.actor
+    if terms.arbiter_id is not None and parties.role_of(tx.connection, terms.arbiter_id) != "arbiter":
+        raise BrokerError(f"{terms.arbiter_id} is not an arbiter", "name a party of that role, or nobody")
+    require_first_escrow(tx.connection, buyer_id, terms.budget_micro)
+    task_id = identifier(entropy, "task")
+    stored = {"buyer_id": buyer_id, **terms.model_dump(), "settings": canonical(terms.settings)}
+    words = stored if said is None else {**stored, "said": said}
+    stated = countersigned(tx.connection, buyer_id, "task.published", task_id, words, signature)
+    known = "SELECT 1 FROM tasks WHERE buyer_id = ? AND nonce = ?"
+    if said is not None and sql.run(tx.connection, known, buyer_id, said["nonce"]):
+        raise ConflictError("this task was published before", "sign another one with a fresh nonce")
+    tx.log("task.published", task_id, **stated)
+    return cast(TaskAnswer, {"id": task_id, **stored, "settings": dict(terms.settings)})
+
+
+def open_round(
+    tx: Transaction, entropy: Entropy, task: TaskRow, version: str, signature: str | None
+) -> RoundAnswer:
+    """The next round of a task, its budget in escrow; `version` is the rule's."""
+    past = [str(state) for (state,) in sql.run(tx.connection, _STATES, task.id)]
+    if any(state in TAKING_BIDS for state in past):
+        raise ConflictError(f"task {task.id} has a round that takes bids", "let it clear, or abort it")
+    if len(past) >= task.rounds:
+        raise ConflictError(f"task {task.id} has had its {task.rounds} rounds", "publish another task")
+    ledger.require(tx.connection, ledger.party(task.buyer_id), task.budget_micro, "the escrow of a round")
+    round_id = identifier(entropy, "round")
+    row = {
+        "task_id": task.id,
+        "number": len(past),
+        "budget_micro": task.budget_micro,
+        "mechanism_version": version,
+        "bid_deadline_ms": tx.now_ms + 1000 * task.bid_seconds,
+    }
+    words = {"buyer_id": task.buyer_id, **row}
+    stated = countersigned(tx.connection, task.buyer_id, "round.opened", round_id, words, signature)
+    tx.log("round.opened", round_id, **stated)
+    return cast(RoundAnswer, {"id": round_id, **row, "state": "open", "opened_ms": tx.now_ms})
 
 
 # ---- closing and clearing -------------------------------------------------------------------------------------
@@ -260,6 +337,15 @@ def may_rule(actor_id: str, role: str, task: TaskRow) -> None:
             "disputes of this task are not yours to decide",
             "ask the arbiter that the task names, or an operator where it names none",
         )
+
+
+def report_progress(tx: Transaction, round_: RoundRow, accuracy: float, signature: str | None) -> ProgressAnswer:
+    """The buyer notes how good its model is after a round."""
+    require_state(round_, "cleared", "delivered", "settled")
+    words = {"model_accuracy": float(accuracy) + 0.0}
+    stated = countersigned(tx.connection, tx.actor, "round.progress", round_.id, words, signature)
+    tx.log("round.progress", round_.id, **stated)
+    return {"round_id": round_.id, "state": round_.state, "model_accuracy": accuracy}
 
 
 def _perhaps_delivered(tx: Transaction, round_: RoundRow) -> str:

@@ -2,7 +2,7 @@
 shape.
 
 A caller is limited by its address before anything is read, and by its account once its token is known
-(`api_callers.take_allowance`); a token that nobody checked limits nothing. A request takes one of the broker's
+(`_callers.take_allowance`); a token that nobody checked limits nothing. A request takes one of the broker's
 places only when it has arrived in full, so a slow sender keeps nobody else out: what it can use up is its own
 address's share of unfinished bodies. Every answer carries the signed head of the log and a request id.
 """

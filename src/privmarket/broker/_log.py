@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from privmarket.broker import _merkle as merkle
 from privmarket.broker import _sql as sql
-from privmarket.broker._http_errors import NotFoundError
+from privmarket.broker._errors import NotFoundError
 from privmarket.broker._signatures import Head, SigningKey, canonical, digest
 
 __all__ = ["Entry", "Tree", "announced_key", "append", "canonical", "digest", "entries", "lock", "read_head"]

@@ -9,30 +9,18 @@ from typing import Any
 
 from sqlalchemy import Connection, or_, select
 
-from privmarket.broker import (
-    _answers as answers,
-)
-from privmarket.broker import (
-    _lifecycle as lifecycle,
-)
+from privmarket.broker import _answers as answers
+from privmarket.broker import _lifecycle as lifecycle
 from privmarket.broker import _log as the_log
-from privmarket.broker import (
-    _merkle as merkle,
-)
-from privmarket.broker import (
-    _signed_note,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
+from privmarket.broker import _merkle as merkle
+from privmarket.broker import _signatures as _signatures
+from privmarket.broker import _sql as sql
 from privmarket.broker._answers import Page
 from privmarket.broker._database import Transaction
-from privmarket.broker._http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker._errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker._parties import Actor, require
-from privmarket.broker._schema import log, rounds
-from privmarket.broker._signatures import Head, SigningKey
-from privmarket.broker._signed_note import Cosignature
-from privmarket.broker._stored_rows import round_and_task
+from privmarket.broker._schema import log, round_and_task, rounds
+from privmarket.broker._signatures import Cosignature, Head, SigningKey
 from privmarket.broker._views import page, visible_round
 
 _LOG = (log.c.seq, log.c.at_ms, log.c.actor, log.c.kind, log.c.subject, log.c.details, log.c.hash)
@@ -177,7 +165,7 @@ def checkpoint(connection: Connection) -> str:
     if not head.signature:
         raise ConflictError("the log is not signed", "start the broker with a key")
     own = [one for one in _cosignatures(connection) if one.head.text() == head.text()]
-    return _signed_note.checkpoint(head, key, own)
+    return _signatures.checkpoint(head, key, own)
 
 
 def keep_cosignature(tx: Transaction, actor: Actor, fields: Mapping[str, Any]) -> answers.Witnessed:

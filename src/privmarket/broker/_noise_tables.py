@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from privmarket.broker._http_errors import ConflictError, TooManyRequestsError, UnavailableError
+from privmarket.broker._errors import ConflictError, TooManyRequestsError, UnavailableError
 from privmarket.privacy import _calibration as tables
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._wallet import Wallets

@@ -14,18 +14,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Form, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
 
+from privmarket.broker import _callers as callers
 from privmarket.broker import _log_views as log_views
-from privmarket.broker import _sessions as sessions
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_errors import BrokerError, UnauthenticatedError
+from privmarket.broker._errors import BrokerError, UnauthenticatedError
 from privmarket.broker._parties import Actor
-from privmarket.broker._task_plan import MONEY_LIMIT_MICRO
+from privmarket.broker._schema import find_party
+from privmarket.broker._shapes import MONEY_LIMIT_MICRO
 from privmarket.errors import PrivmarketError
 
 # What a rule guarantees, for people.
@@ -131,15 +132,31 @@ def show(request: Request, name: str, **values: object) -> Response:
 def _filled(request: Request, name: str, status: int, values: Mapping[str, object]) -> Response:
     # The live part alone, when the script asks for it.
     partial = request.query_params.get("part") == "live"
-    context = {"mark": sessions.form_mark(request), "partial": partial, "path": request.url.path, **values}
+    context = {"mark": callers.form_mark(request), "partial": partial, "path": request.url.path, **values}
     context |= {"key": str(uuid.uuid4()), "currency": request.app.state.settings.currency}
     context["now"] = request.app.state.broker.database.now_ms()
+    context["signing"] = _signing(request, context.get("actor"))
     return _templates.TemplateResponse(request, name, context, status_code=status)
+
+
+class Signing(NamedTuple):
+    """Which key the reader of a page has, and whether it signs everything that it states."""
+
+    public_key: str | None = None
+    everything: bool = False
+
+
+def _signing(request: Request, actor: object) -> Signing:
+    if not isinstance(actor, Actor):
+        return Signing()
+    with request.app.state.broker.database.read() as connection:
+        party = find_party(connection, actor.party_id)
+    return Signing() if party is None else Signing(party.public_key, party.signs == "everything")
 
 
 def actor_and_broker(request: Request) -> tuple[Actor, Broker]:
     """Who is signed in, and the broker; raises `UnauthenticatedError`."""
-    return sessions.signed_in(request), request.app.state.broker
+    return callers.signed_in(request), request.app.state.broker
 
 
 def is_page(request: Request) -> bool:
@@ -152,7 +169,7 @@ def error_page(request: Request, status: int, error: PrivmarketError) -> Respons
     """The error state of every page; somebody who is not signed in is sent to do so."""
     if isinstance(error, UnauthenticatedError) and request.query_params.get("part") != "live":
         response: Response = RedirectResponse("/sign-in", 303)
-        sessions.forget(response)
+        callers.forget_session(response)
         return response
     hint = "" if error.hint.startswith("GET ") else error.hint  # routes of the API help nobody who reads a page
     return _filled(
@@ -163,7 +180,7 @@ def error_page(request: Request, status: int, error: PrivmarketError) -> Respons
 def _perhaps(request: Request) -> Actor | None:
     """Who is signed in, for the navigation of an error's page; None where that cannot be said."""
     try:
-        return sessions.signed_in(request)
+        return callers.signed_in(request)
     except PrivmarketError:
         return None
 

@@ -1,4 +1,4 @@
-"""Who takes part: operators, buyers, sellers and arbiters, the tokens they act with, and their money.
+"""Who takes part: operators, buyers, sellers, arbiters and auditors, the tokens and keys that they act with.
 
 A token is 32 random bytes; only its hash is stored. Callers may make their token themselves and send its hash, so
 that no secret travels and a registration can be repeated safely. Names stand beside the log, which holds a salted
@@ -14,20 +14,18 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from privmarket.broker import _ledger as ledger
 from privmarket.broker import _sql as sql
 from privmarket.broker._answers import (
     DatasetAnswer,
     Erased,
     KeyAnswer,
-    PayoutAnswer,
     Registered,
     Revoked,
     Suspended,
     TokenAnswer,
 )
 from privmarket.broker._database import Transaction
-from privmarket.broker._http_errors import (
+from privmarket.broker._errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,
@@ -35,16 +33,14 @@ from privmarket.broker._http_errors import (
     UnauthenticatedError,
 )
 from privmarket.broker._log import digest
+from privmarket.broker._shapes import WalletForm, checked
 from privmarket.broker._signatures import dataset_message, is_public_key, is_signed, key_message
-from privmarket.broker._statements import SIGNS, countersigned
-from privmarket.broker._stored_rows import find_party
-from privmarket.broker._task_plan import MONEY_LIMIT_MICRO, WalletPlan, checked
+from privmarket.broker._statements import SIGNS
 from privmarket.privacy._wallet import Wallet
 
 Entropy = Callable[[int], bytes]
 ROLES = ("operator", "buyer", "seller", "arbiter", "auditor")
 SCOPES = ("full", "read")
-REFERENCE_LENGTH = 200
 _CALLERS = (
     "SELECT t.token_hash, p.id, p.role, t.scope, t.id, p.suspended IS NOT NULL FROM tokens t "
     "JOIN parties p ON p.id = t.party_id WHERE t.token_hash IN (?*) AND t.revoked_ms IS NULL "
@@ -182,7 +178,7 @@ def _new_wallet(fields: Mapping[str, object]) -> tuple[float, float]:
     cap, delta = fields.get("cap_epsilon"), fields.get("delta")
     if not isinstance(cap, int | float) or not isinstance(delta, int | float):
         raise BrokerError("a seller without a wallet", "give cap_epsilon and delta")
-    plan = checked(WalletPlan, {"cap_epsilon": cap, "delta": delta})
+    plan = checked(WalletForm, {"cap_epsilon": cap, "delta": delta})
     Wallet(cap_epsilon=plan.cap_epsilon, delta=plan.delta)  # refuses a cap or a δ that no wallet can have
     return plan.cap_epsilon, plan.delta
 
@@ -252,9 +248,11 @@ def forget_idle(tx: Transaction, before_ms: int) -> list[str]:
     """Erases the names of buyers and sellers that hold no money and did nothing since; returns their ids."""
     query = "SELECT DISTINCT actor, subject FROM log WHERE at_ms >= ?"
     active = {name for row in sql.run(tx.connection, query, before_ms) for name in row}
-    known = "SELECT id FROM parties WHERE erased_ms IS NULL AND role IN ('buyer', 'seller') ORDER BY id"
+    known = (
+        "SELECT id FROM parties WHERE erased_ms IS NULL AND role IN ('buyer', 'seller') AND 0 = COALESCE("
+        "(SELECT SUM(amount_micro) FROM postings WHERE account = 'party:' || parties.id), 0) ORDER BY id"
+    )
     idle = [str(name) for (name,) in sql.run(tx.connection, known) if name not in active]
-    idle = [name for name in idle if ledger.balance(tx.connection, ledger.party(name)) == 0]
     for name in idle:
         erase(tx, name)
     return idle
@@ -321,67 +319,3 @@ def erase(tx: Transaction, party_id: str) -> Erased:
     sql.run(tx.connection, "DELETE FROM names WHERE party_id = ?", party_id)
     tx.log("party.erased", party_id)
     return {"id": party_id, "name": None}
-
-
-def is_reference(text: str) -> bool:
-    """Whether this can be the reference of a booking: it prints, has no spaces around it, and fits a line."""
-    return 0 < len(text) <= REFERENCE_LENGTH and text.isprintable() and text == text.strip()
-
-
-def check_amount(amount_micro: int) -> None:
-    """Refuses what is no amount of money."""
-    if not 0 < amount_micro <= MONEY_LIMIT_MICRO:
-        raise BrokerError(f"amount of {amount_micro} µ", f"give 1 to {MONEY_LIMIT_MICRO} micro-units")
-
-
-def move_money(
-    tx: Transaction, kind: str, party_id: str, amount_micro: int, notes: Mapping[str, object] | None = None
-) -> int:
-    """A deposit from outside, or a withdrawal to it; the number of its entry, which also holds the notes.
-
-    Operators only: they know what arrived at the bank. Money of a party that signs everything leaves only for an
-    open request that it signed, of the same amount; or where a deposit is undone.
-    """
-    check_amount(amount_micro)
-    party = find_party(tx.connection, party_id)
-    if party is None:
-        raise NotFoundError(f"no party {party_id}", "GET /v1/parties lists them")
-    words: dict[str, object] = {"amount_micro": amount_micro, **(notes or {})}
-    if kind == "withdraw":
-        ledger.require(tx.connection, ledger.party(party_id), amount_micro, kind)
-        request = None if "undoes" in words else _open_request(tx, party_id, amount_micro)
-        if request is not None:
-            words["request"] = request
-        elif party.signs == "everything" and "undoes" not in words:
-            raise ConflictError(
-                f"{party_id} signs everything, and has not asked for a payout of {amount_micro} µ",
-                "wait for its request: BrokerClient.request_payout, or privmarket seller payout",
-            )
-    return tx.log(f"money.{kind}", party_id, **words)
-
-
-def request_payout(
-    tx: Transaction, actor: Actor, amount_micro: int, nonce: str | None, signature: str | None
-) -> PayoutAnswer:
-    """A party asks for money of its account; an operator pays it out with a withdrawal of the same amount."""
-    check_amount(amount_micro)
-    words = {"amount_micro": amount_micro, "nonce": nonce}
-    stated = countersigned(tx.connection, actor.party_id, "money.requested", actor.party_id, words, signature)
-    asked = "SELECT COALESCE(SUM(amount_micro), 0) FROM payouts WHERE party_id = ? AND paid_seq IS NULL"
-    ((waiting,),) = sql.run(tx.connection, asked, actor.party_id)
-    ledger.require(tx.connection, ledger.party(actor.party_id), int(waiting) + amount_micro, "a payout")
-    if nonce is not None:
-        known = "SELECT 1 FROM payouts WHERE party_id = ? AND nonce = ?"
-        if sql.run(tx.connection, known, actor.party_id, nonce):
-            raise ConflictError("this request was made before", "sign another one with a fresh nonce")
-    seq = tx.log("money.requested", actor.party_id, **stated)
-    return {"party_id": actor.party_id, "entry": seq, "amount_micro": amount_micro}
-
-
-def _open_request(tx: Transaction, party_id: str, amount_micro: int) -> int | None:
-    """The oldest request of this amount that was not paid yet."""
-    query = (
-        "SELECT seq FROM payouts WHERE party_id = ? AND amount_micro = ? AND paid_seq IS NULL ORDER BY seq LIMIT 1"
-    )
-    rows = sql.run(tx.connection, query, party_id, amount_micro)
-    return int(rows[0][0]) if rows else None

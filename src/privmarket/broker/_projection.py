@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Table
 
 from privmarket.broker import _sql as sql
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._log import Entry
 from privmarket.broker._schema import PROJECTIONS
 

@@ -3,7 +3,7 @@ round.
 
 The scratch database is SQLite, whatever the broker uses, and has the same tables, filled by the same
 `projection.changes`. It also keeps what a check needs to know of the past: balances, bids that were replaced, tiles
-of the tree. Saved under a name, it is the state from which a later check goes on (`_checkpoint`).
+of the tree. Saved under a name, it is the state from which a later check goes on (`_verify`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, create_engine, event
 
 from privmarket.broker import _projection as projection
+from privmarket.broker import _schema as schema
 from privmarket.broker import _sql as sql
-from privmarket.broker import _stored_rows as stored_rows
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._projection import KEYS, Change
 from privmarket.broker._schema import PROJECTIONS, metadata, tiles
-from privmarket.broker._stored_rows import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
+from privmarket.broker._shapes import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
 
 Row = TypeVar("Row")
 _COMMIT_EVERY = 20_000  # changes; until then SQLite keeps what it would need to undo them
@@ -120,32 +120,32 @@ class RebuiltMarket:
 
     def party(self, party_id: str) -> PartyRow:
         """The party of that id; raises `BrokerError` where there is none."""
-        return _there(stored_rows.find_party(self.connection, party_id), "party", party_id)
+        return _there(schema.find_party(self.connection, party_id), "party", party_id)
 
     def task(self, task_id: str) -> TaskRow:
         """The task of that id. A task never changes."""
         if task_id not in self._tasks:
             if len(self._tasks) > 1000:
                 self._tasks.clear()
-            self._tasks[task_id] = _there(stored_rows.find_task(self.connection, task_id), "task", task_id)
+            self._tasks[task_id] = _there(schema.find_task(self.connection, task_id), "task", task_id)
         return self._tasks[task_id]
 
     def round_of(self, round_id: str) -> tuple[RoundRow, TaskRow]:
         """A round and its task."""
-        found = _there(stored_rows.find_round(self.connection, round_id), "round", round_id)
+        found = _there(schema.find_round(self.connection, round_id), "round", round_id)
         return found, self.task(found.task_id)
 
     def find_bid(self, round_id: str, seller_id: str) -> BidRow | None:
         """A seller's bid in a round; None where there is none."""
-        return stored_rows.find_bid(self.connection, round_id, seller_id)
+        return schema.find_bid(self.connection, round_id, seller_id)
 
     def award(self, round_id: str, seller_id: str) -> AwardRow:
         """A seller's award in a round."""
-        return stored_rows.award_of(self.connection, round_id, seller_id)
+        return schema.award_of(self.connection, round_id, seller_id)
 
     def awards(self, round_id: str) -> list[AwardRow]:
         """All awards of a round, oldest first."""
-        return stored_rows.awards_of(self.connection, round_id)
+        return schema.awards_of(self.connection, round_id)
 
     def balance(self, account: str) -> int:
         """Micro-units on an account."""

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from privmarket.broker._answers import RuleAnswer, SettingValue
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.errors import PrivmarketError, UnknownNameError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._guarantees import (

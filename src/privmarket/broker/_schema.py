@@ -1,17 +1,24 @@
-"""What is stored. Money is integer micro-units, time is milliseconds since 1970 (UTC).
+"""The tables, and the few lookups that every step of a round begins with.
 
-The `log` holds everything that happened, in order. `PROJECTIONS` are tables that `projection` derives from it, and
-could be thrown away and rebuilt. `names` stand beside the log, so that a person's name can be
+Money is integer micro-units, time is milliseconds since 1970 (UTC). The `log` holds everything that happened, in
+order. `PROJECTIONS` are tables that `_projection` derives from it, and could be thrown away and rebuilt; their
+columns are the fields of the rows in `_shapes`. `names` stand beside the log, so that a person's name can be
 erased, `sealed_keys`, so that keys of updates that nobody pays can be destroyed, and `cosignatures` of witnesses;
 `head` and `tiles` are the Merkle tree over the log.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any, Protocol, get_args, get_type_hints
+
+from pydantic_core import PydanticUndefined
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     Index,
     Integer,
@@ -23,13 +30,72 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from privmarket.broker import _sql as sql
+from privmarket.broker._errors import ConflictError, NotFoundError
+from privmarket.broker._shapes import (
+    AwardRow,
+    BidRow,
+    PartyRow,
+    PayoutRow,
+    RoundRow,
+    Row,
+    Small,
+    TaskRow,
+    TokenRow,
+    Width,
+)
+
 metadata = MetaData()
 # SQLite numbers rows only in a column of type INTEGER.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
 
-def _id() -> Column[str]:
-    return Column("id", String(40), primary_key=True)
+def _columns(row: type[Row], key: str = "", **options: dict[str, bool]) -> Iterable[Column[Any]]:
+    """A column for each field of a row: its type, whether it may be empty, and what it begins with.
+
+    Args:
+        key: the column that is the primary key, where one column is.
+        options: what else SQLAlchemy is told about a column, such as an index.
+    """
+    hints = get_type_hints(row, include_extras=True)
+    for name, info in row.model_fields.items():
+        hint = hints[name]
+        parts = [one for one in get_args(hint) if one is not NoneType]
+        may_be_empty = len(parts) != len(get_args(hint))
+        kind, marks = _bare(parts[0] if may_be_empty else hint)
+        more: dict[str, Any] = dict(options.get(name, {}))
+        # What a row of its own begins with; what a form leaves out is filled in by the form.
+        if name in row.__annotations__ and info.default not in (PydanticUndefined, None):
+            more["default"] = info.default
+        if name == key:
+            is_number = issubclass(kind, int)
+            more |= {"primary_key": True, "autoincrement": False} if is_number else {"primary_key": True}
+            yield Column(name, _RowNumber if is_number else _column_type(kind, marks), **more)
+        else:
+            yield Column(name, _column_type(kind, marks), nullable=may_be_empty, **more)
+
+
+def _bare(hint: Any) -> tuple[type, tuple[object, ...]]:
+    """A field's plain type, and what is noted beside it."""
+    marks: tuple[object, ...] = ()
+    while hasattr(hint, "__metadata__"):
+        marks += hint.__metadata__
+        hint = hint.__origin__
+    if not isinstance(hint, type):  # one of several words
+        hint = type(get_args(hint)[0])
+    return hint, marks
+
+
+def _column_type(kind: type, marks: Iterable[object]) -> Any:
+    if kind is bool:
+        return Boolean
+    if kind is float:
+        return Float
+    if kind is int:
+        return Integer if any(isinstance(one, Small) for one in marks) else BigInteger
+    assert kind is str, kind
+    widths = [one.characters for one in marks if isinstance(one, Width)]
+    return String(widths[0]) if widths else Text
 
 
 log = Table(
@@ -92,20 +158,7 @@ names = Table(
 parties = Table(
     "parties",
     metadata,
-    _id(),
-    Column("role", String(10), nullable=False),
-    Column("name_hash", String(64), nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-    # Sellers only: the lifetime cap and its δ, from which follows what the wallet watches.
-    Column("cap_epsilon", Float),
-    Column("delta", Float),
-    # Ed25519, and what this party signs with it: "nothing" (no key), "bids", or "everything" that it states.
-    Column("public_key", String(64)),
-    Column("signs", String(10), nullable=False),
-    # The digest of the data set that a seller attests to sell from: one wallet per data set.
-    Column("dataset_sha256", String(64)),
-    Column("suspended", Text),
-    Column("erased_ms", BigInteger),
+    *_columns(PartyRow, "id"),
     Index("parties_by_age", "created_ms", "id"),
     Index("parties_by_dataset", "dataset_sha256", unique=True),
 )
@@ -113,49 +166,13 @@ parties = Table(
 tokens = Table(
     "tokens",
     metadata,
-    _id(),
-    Column("party_id", String(40), nullable=False, index=True),
-    Column("token_hash", String(64), nullable=False, unique=True),
-    Column("scope", String(10), nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger),
-    Column("revoked_ms", BigInteger),
+    *_columns(TokenRow, "id", party_id={"index": True}, token_hash={"unique": True}),
 )
 
 tasks = Table(
     "tasks",
     metadata,
-    _id(),
-    Column("buyer_id", String(40), nullable=False, index=True),
-    Column("title", String(120), nullable=False),
-    Column("mechanism", String(60), nullable=False),
-    Column("settings", Text, nullable=False),
-    Column("budget_micro", BigInteger, nullable=False),
-    Column("rounds", Integer, nullable=False),
-    Column("epsilon_max", Float, nullable=False),
-    Column("sampling_rate", Float, nullable=False),
-    Column("steps", Integer, nullable=False),
-    Column("delta", Float, nullable=False),
-    # Who keeps bids sealed until bidding ends: "broker" (it sees them) or "bidder" (commit, then reveal).
-    Column("sealing", String(10), nullable=False),
-    Column("buyer_may_close", Boolean, nullable=False),
-    Column("bid_seconds", Integer, nullable=False),
-    Column("reveal_seconds", Integer, nullable=False),
-    Column("delivery_seconds", Integer, nullable=False),
-    Column("review_seconds", Integer, nullable=False),
-    Column("dispute_seconds", Integer, nullable=False),
-    Column("ruling_seconds", Integer, nullable=False),
-    Column("arbiter_id", String(40)),
-    # How updates travel: "open", or "sealed" under a key that the buyer gets when it pays.
-    Column("delivery", String(10), nullable=False),
-    # Whether only sellers that attest their data set may bid.
-    Column("attested", Boolean, nullable=False),
-    # Against whom sales protect: "local", or "aggregate" where the buyer sees only a secure sum.
-    Column("trust", String(10), nullable=False),
-    Column("honest_share", Float, nullable=False),
-    # Of the buyer's own making where it signs: one signed task is one task.
-    Column("nonce", String(64)),
-    Column("created_ms", BigInteger, nullable=False),
+    *_columns(TaskRow, "id", buyer_id={"index": True}),
     Index("tasks_by_age", "created_ms", "id"),
     Index("tasks_by_nonce", "buyer_id", "nonce", unique=True),
 )
@@ -163,55 +180,14 @@ tasks = Table(
 rounds = Table(
     "rounds",
     metadata,
-    _id(),
-    Column("task_id", String(40), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("state", String(10), nullable=False, index=True),
-    Column("budget_micro", BigInteger, nullable=False),
-    Column("mechanism_version", String(80), nullable=False),
-    Column("opened_ms", BigInteger, nullable=False),
-    Column("bid_deadline_ms", BigInteger, nullable=False),
-    Column("closed_ms", BigInteger),
-    Column("reveal_deadline_ms", BigInteger),
-    Column("delivery_deadline_ms", BigInteger),
-    Column("review_deadline_ms", BigInteger),
-    Column("dispute_deadline_ms", BigInteger),
-    Column("ruling_deadline_ms", BigInteger),
-    Column("ended_ms", BigInteger),
-    # Sellers that bid, also while bids come in: a page that counted them anew would take longer with each.
-    Column("bids", Integer, nullable=False, default=0),
-    Column("revealed", Integer, nullable=False, default=0),
-    Column("sellers", Integer, nullable=False, default=0),
-    Column("awarded_micro", BigInteger, nullable=False, default=0),
-    Column("paid_micro", BigInteger, nullable=False, default=0),
-    Column("total_epsilon", Float, nullable=False, default=0.0),
-    # The most that anybody was paid per unit of ε: what a losing seller compares its price with.
-    Column("top_price", Float),
-    # What the buyer reports of its model after the round.
-    Column("model_accuracy", Float),
-    # Orders equal bids; drawn from all bids' nonces when the auction is held.
-    Column("seed", BigInteger),
-    Column("fault", Text),
+    *_columns(RoundRow, "id", state={"index": True}),
     UniqueConstraint("task_id", "number"),
 )
 
 bids = Table(
     "bids",
     metadata,
-    Column("round_id", String(40), nullable=False),
-    Column("seller_id", String(40), nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("commitment", String(64), nullable=False),
-    Column("signature", String(128)),
-    # Unknown until revealed where the bidder seals.
-    Column("nonce", String(64)),
-    Column("valuation", Float),
-    Column("epsilon", Float),
-    Column("data_size", Float),
-    Column("accuracy", Float),
-    # The offer after the wallet was looked at in the auction; NULL where it left the offer alone.
-    Column("trimmed_epsilon", Float),
-    Column("created_ms", BigInteger, nullable=False),
+    *_columns(BidRow),
     PrimaryKeyConstraint("round_id", "seller_id"),
     sqlite_with_rowid=False,  # the key is the row's place: one page to flush instead of two
 )
@@ -219,28 +195,18 @@ bids = Table(
 awards = Table(
     "awards",
     metadata,
-    Column("round_id", String(40), nullable=False),
-    Column("seller_id", String(40), nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("epsilon", Float, nullable=False),
-    Column("noise_multiplier", Float, nullable=False),
-    Column("payment_micro", BigInteger, nullable=False),
-    Column("claim_sha256", String(64)),
-    Column("claimed_ms", BigInteger),
-    # Of a sealed update: the digest of its key from the claim on, the key itself once it is paid.
-    Column("key_sha256", String(64)),
-    Column("key", String(64)),
-    Column("usable", Boolean),
-    Column("fault", Text),
-    Column("dispute", Text),
-    Column("ruling", Boolean),
-    # What the wallet holds: reserved by the auction, then charged (an update was announced) or void (none was).
-    Column("charge", String(10), nullable=False),
-    # The log entry that charged the wallet, or freed it.
-    Column("settled_seq", BigInteger),
-    Column("paid_micro", BigInteger, nullable=False, default=0),
+    *_columns(AwardRow),
     PrimaryKeyConstraint("round_id", "seller_id"),
     Index("awards_of_seller", "seller_id", "seq"),
+)
+
+# What parties asked to be paid out, and the entry that paid it.
+payouts = Table(
+    "payouts",
+    metadata,
+    *_columns(PayoutRow, "seq"),
+    Index("payouts_of_party", "party_id", "seq"),
+    Index("payouts_by_nonce", "party_id", "nonce", unique=True),
 )
 
 # Double entry: the postings of one log entry sum to zero.
@@ -264,20 +230,6 @@ sealed_keys = Table(
     PrimaryKeyConstraint("round_id", "seller_id"),
 )
 
-# What parties asked to be paid out, and the entry that paid it.
-payouts = Table(
-    "payouts",
-    metadata,
-    Column("seq", _RowNumber, primary_key=True, autoincrement=False),
-    Column("party_id", String(40), nullable=False),
-    Column("amount_micro", BigInteger, nullable=False),
-    # Of the party's own making where it signs: one signed request is one payout.
-    Column("nonce", String(64)),
-    Column("paid_seq", BigInteger),
-    Index("payouts_of_party", "party_id", "seq"),
-    Index("payouts_by_nonce", "party_id", "nonce", unique=True),
-)
-
 # Beside the log: witnesses' signatures over its heads. They have no effect on any party.
 cosignatures = Table(
     "cosignatures",
@@ -293,3 +245,88 @@ cosignatures = Table(
 )
 
 PROJECTIONS = (parties, tokens, tasks, rounds, bids, awards, postings, payouts)
+
+
+# ---- lookups --------------------------------------------------------------------------------------------------
+
+_PARTY = f"SELECT {', '.join(PartyRow.columns())} FROM parties WHERE id = ?"
+_BID = f"SELECT {', '.join(BidRow.columns())} FROM bids WHERE round_id = ? AND seller_id = ?"
+_PAYOUT = f"SELECT {', '.join(PayoutRow.columns())} FROM payouts WHERE seq = ?"
+_TASK = f"SELECT {', '.join(TaskRow.columns())} FROM tasks WHERE id = ?"
+_ROUND = f"SELECT {', '.join(RoundRow.columns())} FROM rounds WHERE id = ?"
+_AWARDS = f"SELECT {', '.join(AwardRow.columns())} FROM awards WHERE round_id = ?"
+
+
+def find_party(connection: Connection, party_id: str) -> PartyRow | None:
+    """The party of that id; None where there is none."""
+    rows = sql.run(connection, _PARTY, party_id)
+    return PartyRow.of(rows[0]) if rows else None
+
+
+def find_bid(connection: Connection, round_id: str, seller_id: str) -> BidRow | None:
+    """A seller's bid in a round; None where there is none."""
+    rows = sql.run(connection, _BID, round_id, seller_id)
+    return BidRow.of(rows[0]) if rows else None
+
+
+def find_payout(connection: Connection, seq: int) -> PayoutRow | None:
+    """The request for a payout in log entry `seq`; None where there is none."""
+    rows = sql.run(connection, _PAYOUT, seq)
+    return PayoutRow.of(rows[0]) if rows else None
+
+
+def find_task(connection: Connection, task_id: str) -> TaskRow | None:
+    """The task of that id; None where there is none."""
+    rows = sql.run(connection, _TASK, task_id)
+    return TaskRow.of(rows[0]) if rows else None
+
+
+def find_round(connection: Connection, round_id: str) -> RoundRow | None:
+    """The round of that id; None where there is none."""
+    rows = sql.run(connection, _ROUND, round_id)
+    return RoundRow.of(rows[0]) if rows else None
+
+
+def round_and_task(connection: Connection, round_id: str) -> tuple[RoundRow, TaskRow]:
+    """A round and its task; raises `NotFoundError`."""
+    found = find_round(connection, round_id)
+    task = None if found is None else find_task(connection, found.task_id)
+    if found is None or task is None:
+        raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists what is offered")
+    return found, task
+
+
+def awards_of(connection: Connection, round_id: str) -> list[AwardRow]:
+    """All awards of a round, oldest first."""
+    return [AwardRow.of(row) for row in sql.run(connection, f"{_AWARDS} ORDER BY seq", round_id)]
+
+
+def award_of(connection: Connection, round_id: str, seller_id: str) -> AwardRow:
+    """A seller's award in a round; raises `NotFoundError`."""
+    rows = sql.run(connection, f"{_AWARDS} AND seller_id = ?", round_id, seller_id)
+    if not rows:
+        raise no_award(round_id, seller_id)
+    return AwardRow.of(rows[0])
+
+
+def no_award(round_id: str, seller_id: str) -> NotFoundError:
+    """The error for somebody who sold nothing."""
+    return NotFoundError(f"{seller_id} sold nothing in round {round_id}", "only sellers with an award deliver")
+
+
+class InState(Protocol):
+    """A round, as far as its state goes."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+
+
+def require_state(round_: InState, *states: str) -> None:
+    """Refuses a step that the round's state does not allow."""
+    if round_.state not in states:
+        raise ConflictError(f"round {round_.id} is {round_.state}", f"it must be {' or '.join(states)} for that")

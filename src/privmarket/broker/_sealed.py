@@ -1,23 +1,30 @@
 """Sealed deliveries: an update travels encrypted, and the buyer gets its key when it pays.
 
-The seller draws a key, encrypts its update, sends the ciphertext to the buyer and leaves the key with the broker
-when it claims its delivery. The log holds the digests of the ciphertext and of the key. Settling the round puts the
-key of every paid update in the log, where its buyer reads it, and destroys the others. In a dispute the arbiter may
-have the key, and the log shows that it had.
+The seller draws a key, encrypts its update, sends the ciphertext to the buyer and leaves the key with the
+broker when it claims its delivery. The log holds the digests of the ciphertext and of the key. Settling the
+round puts the key of every paid update in the log, where its buyer reads it, and destroys the others. In a
+dispute the arbiter may have the key, and the log shows that it had.
 
-The cipher is ChaCha20-Poly1305 under a key that is used once. `key_vault` keeps keys until their round is settled.
+The cipher is ChaCha20-Poly1305 under a key that is used once. Until its round is settled a key stays beside the
+log, wrapped with a secret of the broker's signing key (`Vault`): a holder of the database alone cannot read it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker import _sql as sql
+from privmarket.broker._errors import BrokerError
+from privmarket.broker._signatures import SigningKey
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 _NONCE = bytes(12)  # every key encrypts one message
 
@@ -50,3 +57,77 @@ def unseal(ciphertext: bytes, key: str) -> bytes:
 def key_digest(key: str) -> str:
     """What the claim says of a key: the SHA-256 of its 32 bytes."""
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()
+
+
+# ---- keys that wait for their round's settlement --------------------------------------------------------------
+
+
+class Vault:
+    """Keys that were left with the broker, in the table `sealed_keys`."""
+
+    def __init__(self, connection: Connection, key: SigningKey | None) -> None:
+        """`key`: the broker's; without one, keys are stored as they are."""
+        self._connection, self._key = connection, key
+
+    @cached_property
+    def _wrapping(self) -> ChaCha20Poly1305 | None:
+        """Made when it is first needed: most writes need none, and it costs as much as a look into the database."""
+        return None if self._key is None else ChaCha20Poly1305(self._key.secret("deliveries"))
+
+    def put(self, round_id: str, seller_id: str, key: str) -> None:
+        """Keeps a seller's key."""
+        if self._wrapping is not None:
+            nonce = secrets.token_bytes(12)
+            key = (nonce + self._wrapping.encrypt(nonce, bytes.fromhex(key), _place(round_id, seller_id))).hex()
+        insert = "INSERT INTO sealed_keys (round_id, seller_id, wrapped) VALUES (?, ?, ?)"
+        sql.run(self._connection, insert, round_id, seller_id, key)
+
+    def of_round(self, round_id: str) -> dict[str, str]:
+        """Seller → its key; those that this broker's key cannot unwrap are missing."""
+        query = "SELECT seller_id, wrapped FROM sealed_keys WHERE round_id = ?"
+        found = {}
+        for seller_id, wrapped in sql.run(self._connection, query, round_id):
+            try:
+                raw = bytes.fromhex(wrapped)
+                if self._wrapping is not None:
+                    raw = self._wrapping.decrypt(raw[:12], raw[12:], _place(round_id, seller_id))
+                found[str(seller_id)] = raw.hex()
+            except (InvalidTag, ValueError):  # the broker's key was replaced meanwhile, or somebody edited the row
+                continue
+        return found
+
+    def rewrap(self, new: SigningKey) -> None:
+        """Wraps all keys with another key of the broker, which takes over.
+
+        Raises:
+            BrokerError: one of them cannot be unwrapped with the present key.
+        """
+        other = Vault(self._connection, new)
+        query = "SELECT DISTINCT round_id FROM sealed_keys ORDER BY round_id"
+        for (round_id,) in sql.run(self._connection, query):
+            held = sql.run(self._connection, "SELECT seller_id FROM sealed_keys WHERE round_id = ?", round_id)
+            opened = self.of_round(round_id)
+            lost = [str(seller) for (seller,) in held if seller not in opened]
+            if lost:
+                raise BrokerError(
+                    f"the key of the update of {lost[0]} in {round_id} cannot be unwrapped",
+                    "ask that seller to claim its delivery again with the same key, then rotate",
+                )
+            self.destroy(round_id)
+            for seller, key in opened.items():
+                other.put(round_id, seller, key)
+
+    def replace(self, round_id: str, seller_id: str, key: str) -> None:
+        """Keeps a seller's key in place of one that cannot be unwrapped any more."""
+        sql.run(
+            self._connection, "DELETE FROM sealed_keys WHERE round_id = ? AND seller_id = ?", round_id, seller_id
+        )
+        self.put(round_id, seller_id, key)
+
+    def destroy(self, round_id: str) -> None:
+        """Forgets the keys of a round that is settled."""
+        sql.run(self._connection, "DELETE FROM sealed_keys WHERE round_id = ?", round_id)
+
+
+def _place(round_id: str, seller_id: str) -> bytes:
+    return f"{round_id} {seller_id}".encode()

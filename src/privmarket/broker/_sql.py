@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
 
 # What a simulation does before each statement; it has the same hook for SQLAlchemy's own.
 BEFORE_STATEMENT = "privmarket_before_statement"

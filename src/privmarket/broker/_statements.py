@@ -10,77 +10,132 @@ signature.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
+from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
-from privmarket.broker._http_errors import ForbiddenError, NotFoundError
+from privmarket.broker._errors import BrokerError, ForbiddenError, NotFoundError
+from privmarket.broker._forms import Ruling
+from privmarket.broker._schema import find_party
+from privmarket.broker._shapes import Digest, Form, Identifier, Nonce, PartyRow, PayoutForm, Sentence
 from privmarket.broker._signatures import is_signed, statement_message
-from privmarket.broker._stored_rows import PartyRow, find_party
 
 SIGNS = ("nothing", "bids", "everything")
 Fields = Mapping[str, Any]  # of an entry
 Said = dict[str, Any]
 
 
-def _task(subject: str, fields: Fields) -> tuple[str, Said]:
-    return "new", fields.get("said") or {}
+class TaskSaid(BaseModel):
+    """A task: the fields of a `TaskForm` that its buyer gave, and a nonce."""
+
+    nonce: Nonce
 
 
-def _opened(subject: str, fields: Fields) -> tuple[str, Said]:
-    return fields["task_id"], {"number": fields["number"]}
+class OpenedSaid(Form):
+    """The opening of a task's next round, by its number from 0."""
+
+    number: Annotated[int, Field(ge=0)]
 
 
-def _closed(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {}
+class ClosedSaid(Form):
+    """The end of bidding; nothing more is said."""
 
 
-def _aborted(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"reason": fields["fault"]}
+class ReasonSaid(Form):
+    """Why a round is aborted, or a rejection disputed."""
+
+    reason: Sentence
 
 
-def _claimed(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"update_sha256": fields["update_sha256"], "key_sha256": fields.get("key_sha256")}
+class ClaimSaid(Form):
+    """A delivery, by the digest of the update and, where it is sealed, of its key."""
+
+    update_sha256: Digest
+    key_sha256: Digest | None
 
 
-def _judged(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"seller_id": fields["seller_id"], "fault": fields["fault"]}
+class ReceiptSaid(Form):
+    """A receipt: None for usable, else what was wrong."""
+
+    seller_id: Identifier
+    fault: Sentence | None
 
 
-def _disputed(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"reason": fields["dispute"]}
+class ProgressSaid(Form):
+    """How good the buyer's model is after a round."""
+
+    accuracy: Annotated[float, Field(ge=0, le=1)]
 
 
-def _ruled(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"seller_id": fields["seller_id"], "pays": fields["ruling"], "reason": fields["reason"]}
+class PayoutSaid(PayoutForm):
+    """Money of one's account that one wants paid out; one nonce, one payout."""
+
+    nonce: Nonce
 
 
-def _progress(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"accuracy": fields["model_accuracy"]}
+class Statement(NamedTuple):
+    """A kind of statement.
+
+    Attributes:
+        form: what is said.
+        of_entry: what the statement was about and what was said, from the entry's subject and fields.
+    """
+
+    form: type[BaseModel]
+    of_entry: Callable[[str, Fields], tuple[str, Said]]
 
 
-def _requested(subject: str, fields: Fields) -> tuple[str, Said]:
-    return subject, {"amount_micro": fields["amount_micro"], "nonce": fields.get("nonce")}
+def _fields(form: type[BaseModel], **stored_as: str) -> Statement:
+    """A statement about its entry's subject, whose fields stand in the entry, some under other names."""
+    names = {name: stored_as.get(name, name) for name in form.model_fields}
+    return Statement(form, lambda subject, fields: (subject, {said: fields.get(at) for said, at in names.items()}))
 
 
-# Kind of entry → what it is about and what was said, from its subject and fields.
-STATEMENTS: dict[str, Callable[[str, Fields], tuple[str, Said]]] = {
-    "task.published": _task,
-    "round.opened": _opened,
-    "round.closed": _closed,
-    "round.aborted": _aborted,
-    "delivery.claimed": _claimed,
-    "delivery.judged": _judged,
-    "dispute.opened": _disputed,
-    "dispute.ruled": _ruled,
-    "round.progress": _progress,
-    "money.requested": _requested,
+# Kind of entry → what the party signs.
+STATEMENTS: dict[str, Statement] = {
+    "task.published": Statement(TaskSaid, lambda subject, fields: ("new", fields.get("said") or {})),
+    "round.opened": Statement(
+        OpenedSaid, lambda subject, fields: (fields["task_id"], {"number": fields["number"]})
+    ),
+    "round.closed": _fields(ClosedSaid),
+    "round.aborted": _fields(ReasonSaid, reason="fault"),
+    "delivery.claimed": _fields(ClaimSaid),
+    "delivery.judged": _fields(ReceiptSaid),
+    "dispute.opened": _fields(ReasonSaid, reason="dispute"),
+    "dispute.ruled": _fields(Ruling, pays="ruling"),
+    "round.progress": _fields(ProgressSaid, accuracy="model_accuracy"),
+    "money.requested": _fields(PayoutSaid),
 }
+Kind = Literal[
+    "task.published",
+    "round.opened",
+    "round.closed",
+    "round.aborted",
+    "delivery.claimed",
+    "delivery.judged",
+    "dispute.opened",
+    "dispute.ruled",
+    "round.progress",
+    "money.requested",
+]
+assert tuple(STATEMENTS) == get_args(Kind)
+
+
+def read_said(kind: str, said: Fields) -> Any:
+    """What is said, in the form of its kind; raises `BrokerError` where it has another."""
+    form = STATEMENTS[kind].form
+    try:
+        return form.model_validate(dict(said), strict=True)
+    except ValueError as error:
+        raise BrokerError(
+            f"said: {type(error).__name__} in {form.__name__}", "see POST /v1/statements in /docs"
+        ) from None
 
 
 def is_stated(party: PartyRow, kind: str, subject: str, fields: Fields) -> bool:
     """Whether an entry carries the party's signature over what it says."""
-    about, said = STATEMENTS[kind](subject, fields)
+    about, said = STATEMENTS[kind].of_entry(subject, fields)
     message = statement_message(kind, party.id, about, said)
     return is_signed(party.public_key or "", message, fields.get("signature") or "")
 

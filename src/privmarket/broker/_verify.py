@@ -2,12 +2,17 @@
 
 Four questions are checked: is the log what its signed Merkle tree says (and does it contain the heads that
 somebody noted earlier, at the times when they were seen), did every entry follow the market's rules when it was
-made, are the tables what the log gives, column by column, both ways, and is the schema the one that this version
-makes. There are two outcomes: no difference, or differences.
+made, are the tables what the log gives, column by column, both ways, and is the schema the one that this
+version makes. There are two outcomes: no difference, or differences.
+
+The state of a clean check can be kept as a checkpoint, from which the next one goes on: FILE holds the tables
+as the log gave them, FILE.note the head of the log at that point and the digest of FILE, signed with the
+auditor's own key. The broker has no part in it, so nothing that an operator changes reaches it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,36 +23,22 @@ from typing import Any, NamedTuple
 from sqlalchemy import Boolean, Connection, String, Table, Text
 from sqlalchemy.exc import SQLAlchemyError
 
-from privmarket.broker import (
-    _checkpoint,
-)
-from privmarket.broker import (
-    _ledger as ledger,
-)
-from privmarket.broker import (
-    _log as log,
-)
-from privmarket.broker import (
-    _merkle as merkle,
-)
-from privmarket.broker import (
-    _parties as parties,
-)
-from privmarket.broker import (
-    _sealed as sealed,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
+from privmarket._files import OWNER_ONLY, file_beside, write_atomically
+from privmarket.broker import _ledger as ledger
+from privmarket.broker import _log as log
+from privmarket.broker import _merkle as merkle
+from privmarket.broker import _parties as parties
+from privmarket.broker import _sealed as sealed
+from privmarket.broker import _sql as sql
 from privmarket.broker._broker import Broker
 from privmarket.broker._entry_rules import EntryRules
-from privmarket.broker._http_errors import BrokerError
-from privmarket.broker._key_vault import Vault
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._log import Entry
 from privmarket.broker._rebuilt import RebuiltMarket
 from privmarket.broker._schema import PROJECTIONS, tiles
 from privmarket.broker._schema_check import schema_differences
-from privmarket.broker._signatures import Head, SigningKey
+from privmarket.broker._sealed import Vault
+from privmarket.broker._signatures import Head, SigningKey, is_signed
 
 CLOCK_SKEW_MS = 60_000  # by how much the clocks of a broker, a witness and an auditor may differ
 _EARLIEST_MS = 1_577_836_800_000  # 2020: no log is older
@@ -114,7 +105,7 @@ def verify(
             if auditor is None:
                 raise BrokerError("a checkpoint is signed", "give the auditor's key")
             if checkpoint.exists():
-                begin = _checkpoint.load(checkpoint, auditor)
+                begin = load_checkpoint(checkpoint, auditor)
                 shutil.copyfile(checkpoint, scratch)
         market = RebuiltMarket(scratch)
         check = _Check(broker, EntryRules(broker.make_mechanism, market, accept), market)
@@ -128,7 +119,7 @@ def verify(
         check.remember()
         market.close()
         if checkpoint is not None and auditor is not None and check.head is not None and not verdict.differences:
-            _checkpoint.save(checkpoint, scratch, check.head, auditor)
+            save_checkpoint(checkpoint, scratch, check.head, auditor)
         return verdict
 
 
@@ -432,3 +423,46 @@ def _merged(
         else:
             yield left, one, other
             one, other = next(stored, None), next(given, None)
+
+
+# ---- checkpoints of an auditor --------------------------------------------------------------------------------
+
+
+_TITLE = "privmarket audit v1"
+
+
+def _note_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.note")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def save_checkpoint(file: Path, state: Path, head: Head, key: SigningKey) -> None:
+    """Puts the state of a check in place, and signs for it."""
+    text = f"{_TITLE}\n{_digest(state)}\n{head.header()}\n"
+    with file_beside(file, mode=OWNER_ONLY) as unfinished:
+        shutil.copyfile(state, unfinished)
+    write_atomically(_note_file(file), f"{text}{key.sign(text.encode())}\n", mode=OWNER_ONLY)
+
+
+def load_checkpoint(file: Path, key: SigningKey) -> Head:
+    """The head at which a saved state stands.
+
+    Raises:
+        BrokerError: the state is not the one that this key signed for.
+    """
+    note = _note_file(file)
+    if not note.is_file():
+        raise BrokerError(f"there is no {note}", "delete the checkpoint: the next check then begins anew")
+    text, _, signature = note.read_text().rstrip("\n").rpartition("\n")
+    signed = is_signed(key.public, f"{text}\n".encode(), signature)
+    lines = text.split("\n")
+    if not signed or len(lines) != 3 or lines[0] != _TITLE or lines[1] != _digest(file):
+        raise BrokerError(
+            f"{file} is not the checkpoint that this key signed",
+            "give the auditor's own key, or delete the checkpoint and check everything",
+        )
+    return Head.parse(lines[2])

@@ -12,30 +12,30 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import Column, ColumnElement, Connection, Select, and_, func, or_, select, text
 
-from privmarket.broker import (
-    _answers as answers,
-)
-from privmarket.broker import (
-    _deliveries as deliveries,
-)
-from privmarket.broker import (
-    _ledger as ledger,
-)
-from privmarket.broker import (
-    _lifecycle as lifecycle,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
-from privmarket.broker import (
-    _wallets as wallets,
-)
+from privmarket.broker import _answers as answers
+from privmarket.broker import _deliveries as deliveries
+from privmarket.broker import _ledger as ledger
+from privmarket.broker import _lifecycle as lifecycle
+from privmarket.broker import _sql as sql
+from privmarket.broker import _wallets as wallets
 from privmarket.broker._answers import Page
 from privmarket.broker._deliveries import AWAITED, WAS_FAULTY, Deadlines
-from privmarket.broker._http_errors import BrokerError, NotFoundError
+from privmarket.broker._errors import BrokerError, NotFoundError
 from privmarket.broker._parties import Actor, require
-from privmarket.broker._schema import awards, bids, log, names, parties, postings, rounds, tasks, tokens
-from privmarket.broker._stored_rows import BidRow, RoundRow, find_round, find_task
+from privmarket.broker._schema import (
+    awards,
+    bids,
+    find_round,
+    find_task,
+    log,
+    names,
+    parties,
+    postings,
+    rounds,
+    tasks,
+    tokens,
+)
+from privmarket.broker._shapes import BidRow, RoundRow, TaskRow
 
 PAGE_LIMIT = 200
 Item = TypeVar("Item")
@@ -214,7 +214,7 @@ def task_list(connection: Connection, actor: Actor, after: str | None, limit: in
     if actor.role in ("buyer", "arbiter"):
         query = query.where((tasks.c.buyer_id if actor.role == "buyer" else tasks.c.arbiter_id) == actor.party_id)
     found = page(answers.TaskAnswer, connection, query, tasks.c.created_ms, tasks.c.id, after, limit)
-    return {"items": [_task(dict(item)) for item in found["items"]], "next": found["next"]}
+    return {"items": [TaskRow.of(list(item.values())).answer() for item in found["items"]], "next": found["next"]}
 
 
 def task(connection: Connection, actor: Actor, task_id: str) -> answers.TaskAnswer:
@@ -225,11 +225,7 @@ def task(connection: Connection, actor: Actor, task_id: str) -> answers.TaskAnsw
     )
     if row is None or owner != actor.party_id:
         raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists what you may see")
-    return _task(row._asdict())
-
-
-def _task(fields: Mapping[str, object]) -> answers.TaskAnswer:
-    return cast(answers.TaskAnswer, {**fields, "settings": json.loads(str(fields["settings"]))})
+    return row.answer()
 
 
 def round_list(
@@ -258,7 +254,7 @@ def rounds_in_state(
 
 def one_round(connection: Connection, actor: Actor, round_id: str) -> answers.RoundAnswer:
     """One round, as the caller's role may see it."""
-    return _round(actor, visible_round(connection, actor, round_id)._asdict())
+    return _round(actor, visible_round(connection, actor, round_id).model_dump())
 
 
 def visible_round(connection: Connection, actor: Actor, round_id: str) -> RoundRow:
@@ -300,7 +296,7 @@ def outcome(connection: Connection, actor: Actor, round_id: str) -> answers.Outc
     row = connection.execute(select(bids).where(mine)).first()
     if row is None:
         raise NotFoundError(f"no bid of yours in round {round_id}", "GET /v1/tasks lists what is offered")
-    bid = BidRow(*row)
+    bid = BidRow.of(row)
     sold = connection.execute(
         select(awards.c.epsilon).where((awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id))
     ).scalar()
@@ -471,3 +467,163 @@ def totals(connection: Connection, actor: Actor) -> answers.Totals:
         "balances_micro": held["balances_micro"],
         "paid_micro": int(connection.execute(paid).scalar_one()),
     }
+
+
+# ---- what waits for whom, and how the market is ---------------------------------------------------------------
+
+
+class Waiting(NamedTuple):
+    """One thing to do: in which round, of which task, what, and until when."""
+
+    round_id: str
+    title: str
+    text: str
+    until_ms: int
+
+
+def _awards_that_wait(whose: str, step: str) -> str:
+    """A query for rounds that wait for a step of `deliveries.AWAITED`, and for how many awards."""
+    condition, deadline = AWAITED[step]
+    return (
+        f"SELECT r.id, t.title, COUNT(*), r.{deadline} FROM awards a JOIN rounds r ON r.id = a.round_id "
+        f"JOIN tasks t ON t.id = r.task_id WHERE {whose} AND r.state = 'cleared' AND {condition} "
+        f"AND r.{deadline} > ? GROUP BY r.id, t.title, r.{deadline}"
+    )
+
+
+_WAITING = {
+    "buyer": (
+        _awards_that_wait("t.buyer_id = ?", "receipt"),
+        "updates to accept or reject: {count}; those not answered in time are accepted",
+    ),
+    "seller": (
+        _awards_that_wait("a.seller_id = ?", "claim"),
+        "you sold: claim your delivery, then send the update",
+    ),
+    "seller, rejected": (
+        _awards_that_wait("a.seller_id = ?", "dispute"),
+        "your update was rejected: dispute it, or let it stand",
+    ),
+    "seller, sealed": (
+        "SELECT r.id, t.title, 1, r.reveal_deadline_ms FROM bids b JOIN rounds r ON r.id = b.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE b.seller_id = ? AND r.state = 'revealing' "
+        "AND b.valuation IS NULL AND r.reveal_deadline_ms > ?",
+        "bidding has ended: reveal your bid, or it does not count",
+    ),
+    "arbiter": (
+        _awards_that_wait("t.arbiter_id = ?", "ruling"),
+        "disputes that wait for your ruling: {count}; without a ruling in time the seller is paid",
+    ),
+    "operator": (
+        _awards_that_wait("COALESCE(t.arbiter_id, '') <> ? AND t.arbiter_id IS NULL", "ruling"),
+        "disputes that wait for an operator's ruling: {count}; without one in time the seller is paid",
+    ),
+}
+
+
+def waiting(connection: Connection, actor: Actor, now_ms: int) -> list[Waiting]:
+    """What somebody can do before a deadline, soonest first."""
+    found: list[Waiting] = []
+    for name, (query, words) in _WAITING.items():
+        if name.partition(",")[0] == actor.role:
+            for round_id, title, count, until in sql.run(connection, query, actor.party_id, now_ms):
+                found.append(Waiting(round_id, title, words.format(count=count), until))
+    return sorted(found, key=lambda one: one.until_ms)
+
+
+class Health(NamedTuple):
+    """What an operator looks at first: what waits for somebody, and whether the market moves."""
+
+    open_disputes: int
+    open_rounds: int
+    overdue_rounds: int
+    log_entries: int
+    newest_entry_ms: int
+
+
+_DISPUTES = (
+    "SELECT COUNT(*) FROM awards a JOIN rounds r ON r.id = a.round_id "
+    "WHERE r.state = 'cleared' AND a.dispute IS NOT NULL AND a.ruling IS NULL"
+)
+_OVERDUE_MS = 60_000  # a deadline is met within seconds; a minute late, something is wrong
+
+
+def health(connection: Connection, now_ms: int) -> Health:
+    """How the market is, for operators."""
+    ((disputes,),) = sql.run(connection, _DISPUTES)
+    ((open_rounds,),) = sql.run(connection, "SELECT COUNT(*) FROM rounds WHERE state = 'open'")
+    late = "SELECT COUNT(*) FROM rounds WHERE state = 'open' AND bid_deadline_ms < ?"
+    ((overdue,),) = sql.run(connection, late, now_ms - _OVERDUE_MS)
+    ((size, at_ms),) = sql.run(connection, "SELECT size, at_ms FROM head")
+    return Health(int(disputes), int(open_rounds), int(overdue), int(size), int(at_ms))
+
+
+# ---- bookings and payouts -------------------------------------------------------------------------------------
+
+
+def booking_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.BookingLine]:
+    """What was booked, newest first, and by which entry it was undone (operators)."""
+    require(actor, "operator")
+    query = select(log.c.seq, log.c.at_ms, log.c.actor, log.c.kind, log.c.subject, log.c.details)
+    query = query.where(log.c.kind.in_(ledger.BOOKED))
+    found = page(dict[str, str], connection, query, log.c.seq, None, after, limit)
+    entries = [ledger.read_entry(list(row.values())) for row in found["items"]]
+    oldest = min((one.seq for one in entries), default=0)
+    undone = ledger.undone_by(connection, oldest)
+    known = names_of(connection, sorted({who for one in entries for who in (one.party_id, one.actor)}))
+    items: list[answers.BookingLine] = []
+    for one in entries:
+        undoes = one.fields.get("undoes")
+        items.append(
+            {
+                "entry": one.seq,
+                "created_ms": one.at_ms,
+                "by": one.actor,
+                "by_name": known.get(one.actor),
+                "way": one.kind.removeprefix("money."),
+                "party_id": one.party_id,
+                "party_name": known.get(one.party_id),
+                "amount_micro": one.amount_micro,
+                "reference": str(one.fields.get("reference", "no reference")),
+                "undoes": undoes if isinstance(undoes, int) else None,
+                "undone_by": undone.get(one.seq),
+            }
+        )
+    return {"items": items, "next": found["next"]}
+
+
+def open_proposals(connection: Connection, actor: Actor) -> list[answers.ProposalLine]:
+    """Bookings that wait for a second operator."""
+    require(actor, "operator")
+    waiting = ledger.open_proposals(connection)
+    known = names_of(connection, sorted({who for one in waiting for who in (one.party_id, one.actor)}))
+    return [
+        {
+            "entry": one.seq,
+            "created_ms": one.at_ms,
+            "by": one.actor,
+            "by_name": known.get(one.actor),
+            "way": str(one.fields["way"]),
+            "party_id": one.party_id,
+            "party_name": known.get(one.party_id),
+            "amount_micro": one.amount_micro,
+            "reference": str(one.fields["reference"]),
+        }
+        for one in waiting
+    ]
+
+
+def open_payouts(connection: Connection, party_id: str | None = None) -> list[answers.PayoutLine]:
+    """Payouts that were asked for and not made yet, oldest first; of one party, or of all."""
+    waiting = ledger.open_requests(connection, party_id)
+    known = names_of(connection, sorted({one.party_id for one in waiting}))
+    return [
+        {
+            "entry": one.seq,
+            "created_ms": one.at_ms,
+            "party_id": one.party_id,
+            "party_name": known.get(one.party_id),
+            "amount_micro": one.amount_micro,
+        }
+        for one in waiting
+    ]

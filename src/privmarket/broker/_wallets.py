@@ -2,13 +2,14 @@
 
 When ε is spent is stated in `privacy._wallet_store`, with what a broker may take as certain. Its steps here:
 `reserve` when a round clears, `void` at settlement for who claimed no delivery; all others are *charged*, which
-changes nothing in their wallets.
+changes nothing in their wallets. `at_worst` says before a bid what it would cost.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -20,12 +21,16 @@ from sqlalchemy import Connection
 
 from privmarket.broker import _sql as sql
 from privmarket.broker._database import Transaction
-from privmarket.broker._stored_rows import AwardRow
+from privmarket.broker._shapes import AwardRow
 from privmarket.market._bids import Array
+from privmarket.market._guarantees import IndividuallyRational
+from privmarket.mechanisms import mechanism as rule
+from privmarket.mechanisms import mechanism_names
 from privmarket.privacy._accountant import COLUMNS, composed_cost, epsilon_of_cost
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._gaussian import delta_of
+from privmarket.privacy._statement import promise
 from privmarket.privacy._wallet import GAUSSIAN_SHARE, Wallets
 from privmarket.privacy._wallet_store import SoldBeforeError, not_reserved
 from privmarket.rounds import Award
@@ -311,3 +316,41 @@ def sales_like_last(record: WalletRecord) -> int | None:
         else:
             high = middle
     return low
+
+
+# ---- before a bid ---------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def pays_what_is_asked(mechanism: str) -> bool:
+    """Whether a rule promises to pay each seller at least its price; unknown rules promise nothing."""
+    known = rule(mechanism).guarantees if mechanism in mechanism_names() else ()
+    return any(isinstance(one, IndividuallyRational) for one in known)
+
+
+def at_worst(
+    record: WalletRecord, family: ReleaseFamily, mechanism: str, price: float, offered: float, currency: str
+) -> str:
+    """Money, the wallet before and after, and what the sold ε means for one record.
+
+    Args:
+        record: the seller's wallet.
+        price: money asked per unit of ε.
+        offered: the most ε on offer, above 0.
+    """
+    before = restore([record])
+    fits = float(before.trim(family, [offered])[0])
+    if fits == 0:
+        return "Your lifetime wallet has nothing left for this kind of release."
+    after = copy(before)
+    after.spend(family.events([fits]))
+    share = [f"{100 * float(one.remaining_share[0]):.0f} %" for one in (before, after)]
+    cut = "" if fits == offered else f" (your wallet allows no more than ε = {fits:.3g})"
+    least = f"{price * fits:,.2f} {currency}"
+    money = f"you are paid at least {least}, and less in proportion where you sell less"
+    if not pays_what_is_asked(mechanism):
+        money = f"you may be paid less than the {least} that you ask: {mechanism} promises no price"
+    words = promise([family.event(fits)], family.delta, epsilon=fits).sentence
+    cap = f"its cap of ε = {record.cap_epsilon:g}"
+    wallet = f"At worst your lifetime wallet falls from {share[0]} to {share[1]} of {cap}."
+    return f"If you sell all of it{cut}, {money}. {wallet} {words[0].upper()}{words[1:]}."

@@ -18,14 +18,12 @@ from privmarket.errors import ConfigurationError
 if TYPE_CHECKING:
     from privmarket.broker import _backup as broker_backup
     from privmarket.broker import _broker as service
-    from privmarket.broker import _broker_key as broker_key
     from privmarket.broker import _database as databases
     from privmarket.broker import _log as logs
-    from privmarket.broker import _log_witness as log_witness
     from privmarket.broker import _verify as broker_verify
+    from privmarket.broker import _witness as witnesses
 else:
-    broker_key = late("privmarket.broker._broker_key")
-    log_witness = late("privmarket.broker._log_witness")
+    witnesses = late("privmarket.broker._witness")
     broker_backup = late("privmarket.broker._backup")
     service = late("privmarket.broker._broker")
     databases = late("privmarket.broker._database")
@@ -50,7 +48,7 @@ def _key(database: str, key: Path | None) -> SigningKey | None:
     """The broker's key: the file that is named must be there; beside a SQLite file it may be."""
     if key is not None:
         return SigningKey.read(key)
-    file = broker_key.default_key_file(database)
+    file = databases.default_key_file(database)
     return SigningKey.read(file) if file is not None and file.exists() else None
 
 
@@ -105,7 +103,7 @@ def verify(
             "a checkpoint is signed with the auditor's own key",
             "give --checkpoint FILE and --auditor-key FILE; privmarket seller init --key FILE makes one",
         )
-    seen = [one for file in witness or () for one in log_witness.read_heads(file).heads]
+    seen = [one for file in witness or () for one in witnesses.read_heads(file).heads]
     stored = databases.Database(database, key=_key(database, key), read_only=True)
     verdict = broker_verify.verify(
         service.Broker(stored),

@@ -15,11 +15,11 @@ from privmarket.cli._options import Json, print_json
 from privmarket.cli._seller_at_broker import RoundId, Token, Url
 
 if TYPE_CHECKING:
-    from privmarket.broker import _http_client as http_client
+    from privmarket.broker import _client as clients
     from privmarket.broker import _replay
 else:
     _replay = late("privmarket.broker._replay")
-    http_client = late("privmarket.broker._http_client")
+    clients = late("privmarket.broker._client")
 
 
 def replay(round_id: RoundId, url: Url, token: Token, json: Json = False) -> None:
@@ -32,7 +32,7 @@ def replay(round_id: RoundId, url: Url, token: Token, json: Json = False) -> Non
 
       privmarket replay round-0123456789abcdef --url https://HOST --token TOKEN
     """
-    with http_client.BrokerClient(url, token) as client:
+    with clients.BrokerClient(url, token) as client:
         found = _replay.replay(client, round_id)
     if json:
         print_json(asdict(found))

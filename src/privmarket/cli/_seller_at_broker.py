@@ -16,15 +16,15 @@ from privmarket._counted import counted
 from privmarket._files import write_atomically, write_new
 from privmarket._lazy import late
 from privmarket._settings import DELTA
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.cli._options import Json, broker_address, note, print_json
 
 if TYPE_CHECKING:
-    from privmarket.broker import _http_client as http_client
+    from privmarket.broker import _client as clients
     from privmarket.broker import _sealed as sealed
     from privmarket.broker import _signatures as signatures
 else:
-    http_client = late("privmarket.broker._http_client")
+    clients = late("privmarket.broker._client")
     sealed = late("privmarket.broker._sealed")
     signatures = late("privmarket.broker._signatures")
 
@@ -64,7 +64,7 @@ def register(
       privmarket seller register --url https://market.example --name "North clinic" --cap-epsilon 8
     """
     own = signatures.SigningKey.read(key)
-    with http_client.BrokerClient(url) as client:
+    with clients.BrokerClient(url) as client:
         seller = client.register("seller", name, cap_epsilon=cap_epsilon, delta=delta, key=own)
     print(seller.token)
 
@@ -86,7 +86,7 @@ def attest(
       privmarket seller attest records.csv --url https://HOST --token TOKEN
     """
     digest = dataset_digest(file)
-    with http_client.BrokerClient(url, token, key=signatures.SigningKey.read(key)) as client:
+    with clients.BrokerClient(url, token, key=signatures.SigningKey.read(key)) as client:
         print(client.attest(digest)["dataset_sha256"])
 
 
@@ -120,7 +120,7 @@ def deliver(
       privmarket seller deliver round-0123456789abcdef update.npz --url https://HOST --token TOKEN
     """
     content, to_send, opening = update.read_bytes(), update, None
-    with http_client.BrokerClient(url, token, key=_own_key(key)) as client:
+    with clients.BrokerClient(url, token, key=_own_key(key)) as client:
         if client.read(f"/v1/tasks/{client.round(round_id)['task_id']}")["delivery"] == "sealed":
             made = sealed.seal(content)
             to_send = update.with_name(update.name + ".sealed")
@@ -144,7 +144,7 @@ def payout(
 
       privmarket seller payout 2500000 --url https://HOST --token TOKEN
     """
-    with http_client.BrokerClient(url, token, key=_own_key(key)) as client:
+    with clients.BrokerClient(url, token, key=_own_key(key)) as client:
         answer = client.request_payout(amount_micro)
     print_json(answer) if json else print(f"asked for {amount_micro} µ: entry {answer['entry']} of the log")
 
@@ -163,7 +163,7 @@ def dispute(
 
       privmarket seller dispute round-0123456789abcdef "the shape is as asked" --url https://HOST --token TOKEN
     """
-    with http_client.BrokerClient(url, token, key=_own_key(key)) as client:
+    with clients.BrokerClient(url, token, key=_own_key(key)) as client:
         answer = client.dispute(round_id, reason)
     print_json(answer) if json else print(f"disputed: the arbiter rules until {answer['ruling_deadline_ms']}")
 
@@ -175,7 +175,7 @@ def entries(url: Url, token: Token, json: Json = False) -> None:
 
       privmarket seller entries --url https://HOST --token TOKEN
     """
-    with http_client.BrokerClient(url, token) as client:
+    with clients.BrokerClient(url, token) as client:
         found = list(client.my_entries())
     if json:
         print_json(found)
@@ -208,7 +208,7 @@ def bid(
       privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url https://HOST --token TOKEN
     """
     openings = key.with_suffix(".openings.json")
-    with http_client.BrokerClient(url, token, key=signatures.SigningKey.read(key), openings=openings) as client:
+    with clients.BrokerClient(url, token, key=signatures.SigningKey.read(key), openings=openings) as client:
         answer = client.bid(round_id, valuation, epsilon, data_size=data_size)
     print_json(answer) if json else print(f"bid {answer['commitment']} is entry {answer['entry']} of the log")
 
@@ -221,7 +221,7 @@ def reveal(round_id: RoundId, url: Url, token: Token, key: Key = DEFAULT_KEY, js
       privmarket seller reveal round-0123456789abcdef --url https://HOST --token TOKEN
     """
     openings = key.with_suffix(".openings.json")
-    with http_client.BrokerClient(url, token, key=signatures.SigningKey.read(key), openings=openings) as client:
+    with clients.BrokerClient(url, token, key=signatures.SigningKey.read(key), openings=openings) as client:
         answer = client.reveal(round_id)
     print_json(answer) if json else print(f"revealed: {answer['epsilon']:g} ε at {answer['valuation']:g} a unit")
 
@@ -238,7 +238,7 @@ def prove(
 
       privmarket seller prove 1234 --url https://HOST --token TOKEN
     """
-    with http_client.BrokerClient(url, token) as client:
+    with clients.BrokerClient(url, token) as client:
         answer = client.prove(entry)
     size = counted(answer["size"], "entry", "entries")
     print_json(answer) if json else print(f"entry {entry} is in the log of {size}")

@@ -14,31 +14,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket._lazy import late
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._signatures import SigningKey
 from privmarket.cli._options import Seed, note
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from privmarket.broker import (
-        _api as api,
-    )
+    from privmarket.broker import _api as api
     from privmarket.broker import _broker as service
-    from privmarket.broker import _broker_key as broker_key
     from privmarket.broker import _database as databases
-    from privmarket.broker import (
-        _demo_market as demo_market,
-    )
-    from privmarket.broker import (
-        _http_server as http_server,
-    )
-    from privmarket.broker import (
-        _limits as limits,
-    )
+    from privmarket.broker import _demo_market as demo_market
+    from privmarket.broker import _http_server as http_server
+    from privmarket.broker import _limits as limits
     from privmarket.broker._broker import Broker
 else:
     api = late("privmarket.broker._api")
-    broker_key = late("privmarket.broker._broker_key")
     databases = late("privmarket.broker._database")
     service = late("privmarket.broker._broker")
     demo_market = late("privmarket.broker._demo_market")
@@ -168,7 +158,7 @@ def serve(
         if demo and database == DEFAULT_DATABASE:
             folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="privmarket-demo-"))
             database = f"sqlite:///{Path(folder) / 'demo.db'}"
-        broker = _open(database, broker_key.key_file(database, key), rotate_key)
+        broker = _open(database, databases.key_file(database, key), rotate_key)
         if second_approver is not None:
             broker.second_approver_above_micro = round(1_000_000 * second_approver)
         until_the_end.callback(broker.database.close)
@@ -191,7 +181,7 @@ def _open(database: str, key: Path, rotate_key: Path | None) -> Broker:
         raise ConfigurationError(f"no folder {key.parent}", "make it first, or choose another --database or --key")
     stored = databases.Database(database)
     try:
-        stored.key = broker_key.read_or_make_key(stored, key)
+        stored.key = databases.read_or_make_key(stored, key)
     except BrokerError:
         stored.close()
         raise

@@ -15,19 +15,13 @@ from privmarket._lazy import late
 from privmarket.cli._options import broker_address, note
 
 if TYPE_CHECKING:
-    from privmarket.broker import (
-        _http_client as http_client,
-    )
-    from privmarket.broker import (
-        _log_witness as log_witness,
-    )
-    from privmarket.broker import (
-        _signatures as signatures,
-    )
+    from privmarket.broker import _client as clients
+    from privmarket.broker import _signatures as signatures
+    from privmarket.broker import _witness as witnesses
 else:
     signatures = late("privmarket.broker._signatures")
-    http_client = late("privmarket.broker._http_client")
-    log_witness = late("privmarket.broker._log_witness")
+    clients = late("privmarket.broker._client")
+    witnesses = late("privmarket.broker._witness")
 
 
 def witness(
@@ -59,21 +53,21 @@ def witness(
 
       privmarket witness https://market.example --file heads.txt --compare theirs.txt
     """
-    with http_client.BrokerClient(broker_address(url), token) as client:
+    with clients.BrokerClient(broker_address(url), token) as client:
         own = None if own_key is None else signatures.SigningKey.read(own_key)
-        watching = log_witness.Witness(client, file, key, name=name, own_key=own)
+        watching = witnesses.Witness(client, file, key, name=name, own_key=own)
         while True:
             try:
                 head = watching.look()
                 note(f"{counted(head.size, 'entry', 'entries')}, root {head.root}")
                 found = (
-                    log_witness.forks(client, watching.heads, log_witness.read_heads(compare).heads)
+                    witnesses.forks(client, watching.heads, witnesses.read_heads(compare).heads)
                     if compare
                     else []
                 )
-            except http_client.LogForkedError as error:
+            except clients.LogForkedError as error:
                 found = [f"{error.message} ({error.hint})"]
-            except http_client.BrokerCallError as error:
+            except clients.BrokerCallError as error:
                 if every == 0 or compare:
                     raise
                 note(f"no answer: {error.message}")

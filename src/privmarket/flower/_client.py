@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
     from privmarket import training as engine
-    from privmarket.broker._http_client import BrokerClient
+    from privmarket.broker._client import BrokerClient
     from privmarket.broker._signatures import SigningKey
     from privmarket.flower import _sum_seller as sum_seller
     from privmarket.flower import _training as training

@@ -19,7 +19,7 @@ import numpy as np
 
 from privmarket._counted import counted
 from privmarket._settings import require_one_step
-from privmarket.broker._http_client import BrokerCallError, BrokerClient
+from privmarket.broker._client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.flower import _refusals as refusals
 from privmarket.flower import _sum_server as sums

@@ -29,7 +29,7 @@ from privmarket.privacy._wallet_store import SoldBeforeError, WalletFileError
 from privmarket.rounds import Terms
 
 if TYPE_CHECKING:
-    from privmarket.broker._http_client import BrokerClient
+    from privmarket.broker._client import BrokerClient
 
 _log = logging.getLogger(failures.LOGGER)
 # What the owner of a client can mend in its own code or records.

@@ -37,7 +37,7 @@ from privmarket.rounds import Offer, Terms, sale_name
 from privmarket.secagg import FileJournal, Signer, Step, SumJournal, SurvivorList
 
 if TYPE_CHECKING:
-    from privmarket.broker._http_client import BrokerClient
+    from privmarket.broker._client import BrokerClient
     from privmarket.broker._signatures import SigningKey
 MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
 _COMPARED = 50  # so many of a seller's newest sales at a broker are held against its wallet

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from privmarket._lazy import late
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower import _checkpoint as checkpoint
 from privmarket.flower import _wire as wire

@@ -35,7 +35,7 @@ from flwr.serverapp.strategy import (
 
 from privmarket._counted import counted
 from privmarket._lazy import late
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
 from privmarket.flower import _checkpoint as checkpoint
 from privmarket.flower import _wire as wire

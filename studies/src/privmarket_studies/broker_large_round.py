@@ -8,6 +8,7 @@ reading from it and bidding in another round.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -22,7 +23,7 @@ from sqlalchemy import select
 from privmarket.broker import _parties as parties
 from privmarket.broker._bidding import BidRequest
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_calls import Json
+from privmarket.broker._client import Json
 from privmarket.broker._parties import SYSTEM, Actor
 from privmarket.broker._schema import awards, rounds
 from privmarket.broker._signatures import SigningKey
@@ -42,10 +43,11 @@ _PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Latency:
-    """How many reads there were, and their median and largest time in milliseconds."""
+    """How many calls there were; their median, 99th percentile and largest time in milliseconds."""
 
     reads: int
     median_ms: float
+    p99_ms: float
     largest_ms: float
 
 
@@ -81,12 +83,14 @@ def measure(
     budget_micro: int = 100_000_000,
     database: str | None = None,
     varied: bool = False,
+    real_time: bool = False,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> LargeRound:
     """The whole life of one large round, on a fresh SQLite file or on the database named.
 
-    Sellers have one of four caps and sold nothing before; `varied` ones each have their own and a past.
+    Sellers have one of four caps and sold nothing before; `varied` ones each have their own and a past. `real_time`
+    gives server and callers priority while it is noted how long calls take.
     """
     with tempfile.TemporaryDirectory(prefix="privmarket-bench-") as name:
         place = Path(name)
@@ -116,7 +120,8 @@ def measure(
         port = free_port()
         with server(serve_arguments(address, port, own_key), port, place / "log"), _Use(port, found):
             tokens = {"operator": operator, "buyer": buyer, "seller": seller}
-            _live(found, port, (round_id, other), tokens, progress)
+            with processes.first_in_line([os.getpid(), processes.serving(port)], real_time):
+                _live(found, port, (round_id, other), tokens, progress)
             progress("settling")
             _deliver_and_settle(found, Broker(address, key=SigningKey.read(own_key)), port, round_id, buyer)
             _time_pages(found, port, round_id, tokens, "settled")
@@ -317,9 +322,10 @@ class _Callers:
             thread.join()
 
     def latencies(self) -> dict[str, Latency]:
-        """What each kind of reader saw."""
+        """What each kind of caller saw, and all of them together."""
+        kinds = {**self._took, "all": [one for took in self._took.values() for one in took]}
         return {
-            name: Latency(len(took), statistics.median(took), max(took))
-            for name, took in self._took.items()
+            name: Latency(len(took), statistics.median(took), float(np.quantile(took, 0.99)), max(took))
+            for name, took in kinds.items()
             if took
         }

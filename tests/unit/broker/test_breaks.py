@@ -19,25 +19,15 @@ import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import (
-    _auction_process as auction_process,
-)
+from privmarket.broker import _clearing as clearing
 from privmarket.broker import _database as stored
-from privmarket.broker import (
-    _noise_tables as noise_tables,
-)
-from privmarket.broker import (
-    _rules as rules,
-)
-from privmarket.broker import (
-    _sql as sql,
-)
-from privmarket.broker import (
-    _wallets as wallets,
-)
+from privmarket.broker import _noise_tables as noise_tables
+from privmarket.broker import _rules as rules
+from privmarket.broker import _sql as sql
+from privmarket.broker import _wallets as wallets
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_errors import BrokerError, ConflictError, UnavailableError
+from privmarket.broker._errors import BrokerError, ConflictError, UnavailableError
 from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import learned_names, mechanism, mechanism_names
@@ -217,17 +207,17 @@ def test_a_large_auction_is_computed_in_a_process_of_its_own(
     round_id = market.open()
     market.bid_all(round_id)
     here = market.broker._prepared(round_id)
-    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 1)
-    assert auction_process.prepare_in_a_process(market.broker.database, round_id) == here
-    monkeypatch.setattr(auction_process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(clearing, "WORTH_A_PROCESS", 1)
+    assert clearing.prepare_in_a_process(market.broker.database, round_id) == here
+    monkeypatch.setattr(clearing.sys, "executable", "/bin/false")
     assert market.broker._prepared(round_id) == here  # where it cannot be started, it is done here
 
 
 @pytest.fixture
 def large_from_three(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three bids make a large auction. Computed here: the test above starts the process, on both databases."""
-    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
-    monkeypatch.setattr(auction_process, "prepare_in_a_process", lambda *_: None)
+    monkeypatch.setattr(clearing, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(clearing, "prepare_in_a_process", lambda *_: None)
 
 
 @pytest.mark.usefixtures("large_from_three")

@@ -9,24 +9,14 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import (
-    _bidding as bidding,
-)
-from privmarket.broker import (
-    _clearing as clearing,
-)
-from privmarket.broker import (
-    _ledger as ledger,
-)
-from privmarket.broker import (
-    _log_views as log_views,
-)
-from privmarket.broker import (
-    _wallets as wallets,
-)
+from privmarket.broker import _bidding as bidding
+from privmarket.broker import _clearing as clearing
+from privmarket.broker import _ledger as ledger
+from privmarket.broker import _log_views as log_views
+from privmarket.broker import _wallets as wallets
 from privmarket.broker._bidding import BidRequest
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_errors import (
+from privmarket.broker._errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,
@@ -36,8 +26,7 @@ from privmarket.broker._http_errors import (
     UnauthenticatedError,
 )
 from privmarket.broker._parties import hash_token
-from privmarket.broker._schema import awards, bids, log, metadata, parties
-from privmarket.broker._stored_rows import round_and_task
+from privmarket.broker._schema import awards, bids, log, metadata, parties, round_and_task
 from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.market._outcome import Outcome

@@ -16,7 +16,7 @@ import pytest
 from privmarket.broker import _database as stored
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker, Scheduler
-from privmarket.broker._http_errors import UnavailableError
+from privmarket.broker._errors import UnavailableError
 from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market

@@ -8,7 +8,7 @@ from sqlalchemy import update
 from privmarket.broker import _views as views
 from privmarket.broker._deliveries import AWAITED, WAS_FAULTY, Deadlines, Standing, decided_at, standing
 from privmarket.broker._schema import awards
-from privmarket.broker._stored_rows import AwardRow
+from privmarket.broker._shapes import AwardRow
 from privmarket_studies.torture.market import Market
 
 UNTIL = Deadlines(10, 20, 30, 40)
@@ -25,7 +25,7 @@ CASES = [  # claim, usable, dispute, ruling: each word follows those before it
 
 def row(claim, usable, dispute, ruling):
     words = {"claim_sha256": claim, "usable": usable, "dispute": dispute, "ruling": ruling}
-    return AwardRow(**{**dict.fromkeys(AwardRow._fields), **words})
+    return AwardRow.model_construct(**{**dict.fromkeys(AwardRow.columns()), **words})
 
 
 def holds(condition, case):

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from privmarket.broker import _noise_tables as noise_tables
 from privmarket.broker._api import create_app
-from privmarket.broker._http_errors import ConflictError, TooManyRequestsError, UnavailableError
+from privmarket.broker._errors import ConflictError, TooManyRequestsError, UnavailableError
 from privmarket.broker._noise_tables import TableBuilder
 from privmarket.privacy import _calibration as tables
 from privmarket.privacy._calibration import ReleaseFamily
@@ -26,7 +26,7 @@ FAILS = [sys.executable, "-c", "raise SystemExit(1)"]
 QUICK = [
     sys.executable,
     "-c",
-    "import sys; import numpy as np; from privmarket.privacy import tables as t; "
+    "import sys; import numpy as np; from privmarket.privacy import _calibration as t; "
     "rate, steps, delta = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]); "
     "table = t.NoiseTable(np.array([1.0, 64.0]), np.array([5.0, 0.05])); "
     "t._write(table, t.cache_folder() / t._file_name(delta, rate, steps), delta, rate, steps)",
@@ -109,7 +109,7 @@ def test_the_queue_and_those_who_wait_are_limited(sleeping: TableBuilder, monkey
 
 def test_too_much_memory_or_time_is_a_refusal_that_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     little = (
-        "import sys; from privmarket.broker import noise_tables; "
+        "import sys; from privmarket.broker import _noise_tables as noise_tables; "
         "noise_tables.MEMORY_BYTES = 1 << 20; noise_tables.main(sys.argv[1:])"
     )
     builder = TableBuilder([sys.executable, "-c", little])

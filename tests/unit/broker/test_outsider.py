@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.broker._http_errors import ConflictError
+from privmarket.broker._errors import ConflictError
 from privmarket_studies.torture import broker_outsider as outsider
 from privmarket_studies.torture.broker_outsider import Attempt, Victim, all_attempts, make_victim, run_attempt
 from privmarket_studies.torture.market import key, make_market
@@ -66,10 +66,10 @@ def test_own_acts_raise_no_alarm(victim: Victim, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("an older report put back", "account_rules.AccountRules._is_signed_again"),
-        ("a webhook set by the operator", "account_rules.AccountRules._webhook_set"),
-        ("approved by its proposer", "account_rules.AccountRules._approved"),
-        ("undone twice", "account_rules.AccountRules._undoes"),
+        ("an older report put back", "_entry_rules.EntryRules._is_signed_again"),
+        ("a webhook set by the operator", "_entry_rules.EntryRules._webhook_set"),
+        ("approved by its proposer", "_entry_rules.EntryRules._approved"),
+        ("undone twice", "_entry_rules.EntryRules._undoes"),
     ],
 )
 def test_without_its_rule_a_forgery_is_missed(

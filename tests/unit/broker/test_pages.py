@@ -8,24 +8,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import (
-    _auction_process as auction_process,
-)
-from privmarket.broker import (
-    _bid_preview as bid_preview,
-)
-from privmarket.broker import (
-    _charts as charts,
-)
-from privmarket.broker import (
-    _views as views,
-)
-from privmarket.broker import (
-    _wallets as wallets,
-)
+from privmarket.broker import _charts as charts
+from privmarket.broker import _clearing as clearing
+from privmarket.broker import _views as views
+from privmarket.broker import _wallets as wallets
 from privmarket.broker._api import create_app
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_errors import UnauthenticatedError
+from privmarket.broker._errors import UnauthenticatedError
 from privmarket.broker._page_frame import details_in_words
 from privmarket.broker._signatures import canonical
 from privmarket.broker._wallets import WalletRecord
@@ -125,6 +114,10 @@ def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str]) -> No
         "days": "1",
         "accuracy": "50",
         "update_sha256": "ab" * 32,
+        "kind": "round.closed",
+        "about": "round-x",
+        "said": "[{}]",
+        "signatures": "[]",
         "reason": "x",
         **TASK_FIELDS,
     }
@@ -338,7 +331,7 @@ def test_a_round_whose_bidding_has_ended_does_not_say_that_nobody_sold(
 ) -> None:
     round_id = market.open()
     market.bid_all(round_id)
-    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(clearing, "WORTH_A_PROCESS", 3)
     market.broker.close_round(market.buyer, round_id, key())
     for role in ("operator", "buyer", "seller"):
         page = browser(market, tokens[role]).get(f"/rounds/{round_id}").text
@@ -425,7 +418,7 @@ def test_a_bid_is_previewed_before_it_is_sent(
     assert "paid at least 1.00 credits" in shown
     assert "falls from 100 % to" in shown
     assert "is right at most" in shown
-    monkeypatch.setattr(bid_preview, "pays_what_is_asked", lambda name: False)
+    monkeypatch.setattr(wallets, "pays_what_is_asked", lambda name: False)
     assert "may be paid less than the 1.00 credits" in preview("0.5", "2").text
     assert [preview("1", bad).status_code for bad in ("0", "-1", "99", "x", "")] == [400] * 5
 

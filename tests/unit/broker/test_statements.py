@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 
 from privmarket.broker import _replay
 from privmarket.broker._api import ServiceSettings, create_app
-from privmarket.broker._audit_routes import Kind
-from privmarket.broker._http_client import BrokerCallError, BrokerClient, LogForkedError
-from privmarket.broker._http_errors import BrokerError, ConflictError, ForbiddenError
+from privmarket.broker._client import BrokerCallError, BrokerClient, LogForkedError
+from privmarket.broker._errors import BrokerError, ConflictError, ForbiddenError
+from privmarket.broker._routes import Kind
 from privmarket.broker._signatures import SigningKey
 from privmarket.broker._statements import STATEMENTS
 from privmarket.broker._verify import verify

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.broker import _broker_key
+from privmarket.broker import _database as _database
 from privmarket.broker._broker import Broker
 from privmarket.broker._database import Database
-from privmarket.broker._http_errors import BrokerError, ConflictError, DatabaseError
+from privmarket.broker._errors import BrokerError, ConflictError, DatabaseError
 from privmarket.broker._log import Entry
 from privmarket.broker._signatures import SigningKey, canonical
 from privmarket.broker._verify import verify
@@ -152,23 +152,23 @@ def test_lost_key_no_new_one_goes_on_with_an_old_log(tmp_path: Path) -> None:
     """A broker started in another folder, or on a restored database, does not make a key without a word."""
     file = tmp_path / "market.db.key"
     stored = Database(f"sqlite:///{tmp_path}/market.db")
-    stored.key = _broker_key.read_or_make_key(stored, file)
+    stored.key = _database.read_or_make_key(stored, file)
     broker = Broker(stored)
     broker.first_operator()
     broker.database.close()
     file.rename(tmp_path / "elsewhere.key")
     again = Database(f"sqlite:///{tmp_path}/market.db")
     with pytest.raises(BrokerError, match=r"no key at .*market\.db\.key; the log of 3 entries is signed with"):
-        _broker_key.read_or_make_key(again, file)
+        _database.read_or_make_key(again, file)
     assert not file.exists()
     with pytest.raises(DatabaseError, match="this log is signed"):
         Broker(again).first_operator()
-    again.key = _broker_key.read_or_make_key(again, tmp_path / "elsewhere.key")
+    again.key = _database.read_or_make_key(again, tmp_path / "elsewhere.key")
     assert Broker(again).first_operator() is None
     again.close()
     with pytest.raises(BrokerError, match="has no default place"):
-        _broker_key.key_file("postgresql+psycopg://market@host/market", None)
-    assert _broker_key.key_file("sqlite:///a/m.db", None) == Path("a/m.db.key")
+        _database.key_file("postgresql+psycopg://market@host/market", None)
+    assert _database.key_file("sqlite:///a/m.db", None) == Path("a/m.db.key")
 
 
 def test_two_keys_never_sign_one_log(database: str) -> None:

@@ -18,14 +18,13 @@ from fastapi.testclient import TestClient
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._backup import backup, restore
 from privmarket.broker._broker import Broker
+from privmarket.broker._client import BrokerCallError, BrokerClient, LogForkedError
 from privmarket.broker._database import Database
-from privmarket.broker._http_client import BrokerCallError, BrokerClient, LogForkedError
-from privmarket.broker._http_errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
-from privmarket.broker._log_witness import Witness, forks, read_heads
+from privmarket.broker._errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
 from privmarket.broker._sealed import unseal
-from privmarket.broker._signatures import Head, SigningKey, key_message
-from privmarket.broker._signed_note import read_checkpoint
+from privmarket.broker._signatures import Head, SigningKey, key_message, read_checkpoint
 from privmarket.broker._verify import verify
+from privmarket.broker._witness import Witness, forks, read_heads
 from privmarket.rounds import Offer
 from privmarket_studies.torture import market as markets
 from privmarket_studies.torture.eventful import NONCE, eventful_market, sealed_bid

@@ -17,7 +17,7 @@ import pytest
 from privmarket.broker import _projection as projection
 from privmarket.broker import _rules as rules
 from privmarket.broker._database import Database
-from privmarket.broker._http_errors import BrokerError, DatabaseError
+from privmarket.broker._errors import BrokerError, DatabaseError
 from privmarket.broker._schema import PROJECTIONS, metadata
 from privmarket.broker._verify import verify
 from privmarket.mechanisms import mechanism

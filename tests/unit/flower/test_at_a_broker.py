@@ -10,7 +10,7 @@ import privmarket as pm
 from privmarket.broker import _wallets as wallets
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient
 from privmarket.broker._signatures import SigningKey
 from privmarket.broker._verify import verify
 from privmarket.errors import ConfigurationError

@@ -39,6 +39,9 @@ def bench_broker(
     varied: Annotated[
         bool, typer.Option("--varied", help="Sellers of the large round each have their own cap and a past.")
     ] = False,
+    real_time: Annotated[
+        bool, typer.Option("--real-time", help="Server and callers go first while calls are timed; needs root.")
+    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -67,7 +70,12 @@ def bench_broker(
         large = None
         if bids:
             large = broker_large_round.measure(
-                bids, database=database, varied=varied, seed=seed, progress=status.update
+                bids,
+                database=database,
+                varied=varied,
+                real_time=real_time,
+                seed=seed,
+                progress=status.update,
             )
     if json:
         print_json(

@@ -33,8 +33,7 @@ from typing import NamedTuple
 import httpx
 
 from privmarket._files import write_atomically
-from privmarket.broker._http_calls import Json
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._client import BrokerClient, Json
 from privmarket.broker._signatures import SigningKey
 from privmarket_studies.torture.broker_process import BrokerProcess
 from privmarket_studies.torture.runs import broker_code

@@ -3,7 +3,8 @@
 Bids are signed, some sealed and revealed; updates are rejected, disputed and ruled on; some travel sealed.
 
 The long form:
-`python -m privmarket_studies.torture.broker_kill --kills 50 [--postgres [--brokers 2]] [--seed 1] [--out FILE]`.
+`python -m privmarket_studies.torture.broker_kill --kills 50 [--postgres] [--brokers 2 [--pause]] [--seed 1]
+[--out FILE]`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sqlalchemy import func, select
 from privmarket.broker import _ledger as ledger
 from privmarket.broker._bidding import offer_fields
 from privmarket.broker._broker import Broker
-from privmarket.broker._http_calls import Json
+from privmarket.broker._client import Json
 from privmarket.broker._schema import awards, log, rounds
 from privmarket.broker._signatures import SigningKey, bid_message, commitment
 from privmarket.broker._verify import verify
@@ -185,8 +186,12 @@ class Load:
             form = {"seller_id": seller.id, "pays": self.rng.random() < 0.5, "reason": "looked"}
             self.disputes += "pays" in self.operator.must("POST", f"{path}/rulings", form)
 
-    def run(self, kills: int) -> None:
-        """Trades while servers are killed and restarted `kills` times; of two, the other is paused each time."""
+    def run(self, kills: int, pause: bool = False) -> None:
+        """Trades while servers are killed and restarted `kills` times, one after the other where there are two.
+
+        With `pause` the second server stands still for a while before each kill. On SQLite it may hold the lock of
+        the file then, which nobody can take from it: pause servers on PostgreSQL only.
+        """
         threads = [threading.Thread(target=self.buy)]
         threads += [threading.Thread(target=self.sell, args=(seller,)) for seller in self.sellers]
         self.open()
@@ -196,7 +201,7 @@ class Load:
         try:
             for number in range(kills):
                 time.sleep(self.rng.uniform(0.05, 1.5))
-                if len(self.servers) > 1:
+                if pause:
                     self._pause(self.servers[1])
                 server = self.servers[number % len(self.servers)]
                 server.kill()
@@ -259,7 +264,9 @@ def check(load: Load, database: str) -> dict[str, int]:
     }
 
 
-def run(database: str, folder: Path, kills: int, seed: int, brokers: int = 1) -> dict[str, int]:
+def run(
+    database: str, folder: Path, kills: int, seed: int, brokers: int = 1, pause: bool = False
+) -> dict[str, int]:
     """The whole test on one database, with one broker or two."""
     servers = [ForkedBroker(database, folder / f"server-{number}.log") for number in range(brokers)]
     try:
@@ -267,7 +274,7 @@ def run(database: str, folder: Path, kills: int, seed: int, brokers: int = 1) ->
             server.operator_token = servers[0].operator_token
             server.start()
         load = Load(servers, seed)
-        load.run(kills)
+        load.run(kills, pause)
     finally:
         for server in servers:
             server.kill()
@@ -280,19 +287,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--postgres", action="store_true")
-    parser.add_argument("--brokers", type=int, default=1, help="2: one is paused before each kill (PostgreSQL)")
+    parser.add_argument("--brokers", type=int, default=1, help="how many serve the database, killed in turn")
+    parser.add_argument("--pause", action="store_true", help="pause the second before each kill (PostgreSQL)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         database = stack.enter_context(postgres()) if options.postgres else f"sqlite:///{folder}/market.db"
-        figures = run(database, folder, options.kills, options.seed, options.brokers)
+        figures = run(database, folder, options.kills, options.seed, options.brokers, options.pause)
     kind = "PostgreSQL" if options.postgres else "SQLite"
     print(f"{kind}: {options.kills} kills, seed {options.seed}, {figures}: nothing lost, nothing twice")
     if options.out:
         command = f"python -m privmarket_studies.torture.broker_kill --kills {options.kills} --seed {options.seed}"
         command += " --postgres" if options.postgres else ""
         command += f" --brokers {options.brokers}" if options.brokers > 1 else ""
+        command += " --pause" if options.pause else ""
         result = {
             "command": command,
             "code": broker_code(),

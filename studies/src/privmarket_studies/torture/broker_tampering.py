@@ -34,6 +34,7 @@ from privmarket.broker._database import Database
 from privmarket.broker._log import Entry
 from privmarket.broker._parties import name_hash
 from privmarket.broker._schema import PROJECTIONS
+from privmarket.broker._shapes import PartyRow
 from privmarket.broker._signatures import (
     SigningKey,
     bid_message,
@@ -43,7 +44,6 @@ from privmarket.broker._signatures import (
     statement_message,
 )
 from privmarket.broker._statements import STATEMENTS, is_stated
-from privmarket.broker._stored_rows import PartyRow
 from privmarket.broker._verify import SeenHead, verify
 from privmarket.errors import PrivmarketError
 from privmarket_studies.torture.broker_simulation import memory_folder
@@ -757,7 +757,7 @@ def _is_own_word(target: Target, made: Entry) -> bool:
     key = target.keys.get(made.actor)
     if made.kind not in STATEMENTS or key is None:
         return False
-    party = PartyRow(made.actor, "", "", 0, None, None, key.public, "everything", None, None, None)
+    party = PartyRow.model_construct(id=made.actor, public_key=key.public, signs="everything")
     return is_stated(party, made.kind, made.subject, made.fields())
 
 

@@ -10,30 +10,25 @@ from pathlib import Path
 from privmarket import broker
 from privmarket._files import write_atomically
 
+# Pages, clients and what is only read: a change of these changes no figure of a torture run.
 _OUTSIDE = (
-    "account_pages",
-    "api_page",
-    "bid_preview",
-    "charts",
-    "client_heads",
-    "demo_market",
-    "http_client",
-    "log_views",
-    "log_witness",
-    "market_pages",
-    "metrics",
-    "page_frame",
-    "plots",
-    "sessions",
-    "to_do",
-    "views",
+    "_api_page",
+    "_charts",
+    "_client",
+    "_demo_market",
+    "_log_views",
+    "_metrics",
+    "_page_frame",
+    "_pages",
+    "_views",
+    "_witness",
 )
 
 
 def broker_code() -> str:
     """Sixteen digits over the broker's Python files but those of pages and clients: which code a figure is of.
 
-    Of what the code does: comments and docstrings do not count.
+    Of what the code does: comments, docstrings, and import lines, which follow renamed modules, do not count.
     """
     found = hashlib.sha256()
     folder = Path(broker.__file__).parent
@@ -45,7 +40,13 @@ def broker_code() -> str:
 
 
 class _Undocumented(ast.NodeTransformer):
-    """Takes docstrings, and other texts that stand alone, out of a module."""
+    """Takes docstrings, other texts that stand alone, and imports out of a module."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """An import is left out."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """An import is left out."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
         """A statement that is a text becomes one that says nothing."""

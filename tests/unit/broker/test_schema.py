@@ -12,12 +12,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, inspect
 
-from privmarket.broker import _storage as storage
+from privmarket.broker import _database as database
 from privmarket.broker._broker import Broker
 from privmarket.broker._schema import metadata
-from privmarket.broker._stored_rows import AwardRow, BidRow, PartyRow, PayoutRow, RoundRow, TaskRow
+from privmarket.broker._shapes import AwardRow, BidRow, PartyRow, PayoutRow, RoundRow, TaskRow, TokenRow
 
-FOLDER = Path(storage.__file__).parent / "migrations"
+FOLDER = Path(database.__file__).parent / "migrations"
 
 
 def upgrade(connection: Connection, revision: str) -> None:
@@ -59,11 +59,11 @@ def test_a_fresh_database_is_what_the_metadata_says(empty_database: str) -> None
 def test_the_newest_step_is_the_one_that_is_checked_at_start() -> None:
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
-    assert ScriptDirectory.from_config(config).get_current_head() == storage.REVISION
+    assert ScriptDirectory.from_config(config).get_current_head() == database.REVISION
 
 
 def test_typed_rows_have_the_columns_of_their_tables() -> None:
     typed = {"parties": PartyRow, "tasks": TaskRow, "rounds": RoundRow, "bids": BidRow, "awards": AwardRow}
-    typed["payouts"] = PayoutRow
+    typed |= {"payouts": PayoutRow, "tokens": TokenRow}
     for name, row in typed.items():
-        assert row._fields == tuple(column.name for column in metadata.tables[name].c), name
+        assert row.columns() == tuple(column.name for column in metadata.tables[name].c), name

@@ -1,30 +1,25 @@
-"""The API's routes for buyers, sellers and arbiters: accounts, tasks, rounds."""
+"""The routes of the API: for parties, for operators, and for whoever checks the log."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import Field, JsonValue
 from starlette.concurrency import run_in_threadpool
 
-from privmarket.broker import (
-    _answers as answers,
-)
-from privmarket.broker import (
-    _events as events,
-)
-from privmarket.broker import (
-    _rules as rules,
-)
-from privmarket.broker import (
-    _views as views,
-)
-from privmarket.broker import (
-    _webhooks as webhooks,
-)
+from privmarket import __version__
+from privmarket.broker import _answers as answers
+from privmarket.broker import _events as events
+from privmarket.broker import _log_views as log_views
+from privmarket.broker import _metrics as metrics
+from privmarket.broker import _rules as rules
+from privmarket.broker import _views as views
 from privmarket.broker._answers import Page
-from privmarket.broker._api_callers import (
+from privmarket.broker._api_page import reference_page
+from privmarket.broker._bidding import BidRequest
+from privmarket.broker._callers import (
     ERRORS,
     After,
     Arrived,
@@ -38,28 +33,36 @@ from privmarket.broker._api_callers import (
     perhaps_actor,
     take_stream,
 )
-from privmarket.broker._bidding import BidRequest
+from privmarket.broker._errors import ForbiddenError, NotFoundError
 from privmarket.broker._forms import (
     Attestation,
-    BidForm,
-    Claim,
+    Booking,
     KeyForm,
-    PayoutForm,
     Progress,
     ReasonForm,
     Receipts,
-    Registration,
-    RevealForm,
     Ruling,
-    TaskForm,
-    TokenForm,
+    Suspension,
     WebhookForm,
 )
 from privmarket.broker._group_commit import GroupCommit
-from privmarket.broker._http_errors import ForbiddenError, NotFoundError
-from privmarket.broker._parties import ANONYMOUS, Actor
+from privmarket.broker._parties import ANONYMOUS, Actor, require
+from privmarket.broker._shapes import (
+    BidForm,
+    Claim,
+    Digest,
+    Form,
+    Identifier,
+    PayoutForm,
+    Registration,
+    RevealForm,
+    SignatureText,
+    TaskForm,
+    TokenForm,
+    example,
+)
+from privmarket.broker._statements import Kind
 from privmarket.mechanisms import mechanism_names
-from privmarket.rounds import Offer
 
 market = APIRouter(prefix="/v1", responses=ERRORS, generate_unique_id_function=operation_id)
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -151,7 +154,7 @@ def set_webhook(
     if not request.app.state.settings.webhooks:
         raise ForbiddenError("this broker posts no webhooks", "follow GET /v1/events, or ask the operator")
     if form.url is not None:
-        webhooks.checked_address(form.url)
+        events.checked_address(form.url)
     return broker.set_webhook(caller, form.url, key)
 
 
@@ -306,8 +309,7 @@ def list_bids(
 @market.post("/rounds/{round_id}/reveals", status_code=201)
 def reveal(broker: TheBroker, caller: Caller, round_id: Id, form: RevealForm, key: Key) -> answers.BidAnswer:
     """Open a bid that its bidder sealed, after bidding has ended (sellers)."""
-    offer = Offer(form.valuation, form.epsilon, form.data_size, form.accuracy)
-    return broker.reveal(caller, round_id, offer, form.nonce, key)
+    return broker.reveal(caller, round_id, form.offer(), form.nonce, key)
 
 
 @market.get("/rounds/{round_id}/outcome")
@@ -392,3 +394,289 @@ def report_progress(
 def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: ReasonForm, key: Key) -> answers.StepAnswer:
     """End a round with refunds while it takes bids (its buyer, operators)."""
     return broker.abort_round(caller, round_id, form.reason, key)
+
+
+# ---- operators and witnesses ----------------------------------------------------------------------------------
+
+
+operators = APIRouter(prefix="/v1", responses=ERRORS, generate_unique_id_function=operation_id)
+
+
+@operators.get("/parties")
+def list_parties(
+    broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50
+) -> Page[answers.PartyLine]:
+    """All parties (operators only)."""
+    with broker.database.read() as connection:
+        return views.party_list(connection, caller, after, limit)
+
+
+@operators.get("/parties/{party_id}")
+def one_party(broker: TheBroker, caller: Caller, party_id: Id) -> answers.Party:
+    """One party: operators, and oneself."""
+    with broker.database.read() as connection:
+        return views.party(connection, caller, party_id)
+
+
+@operators.post("/parties/{party_id}/deposits", status_code=201)
+def deposit(broker: TheBroker, caller: Caller, party_id: Id, form: Booking, key: Key) -> answers.Balance:
+    """Book money that came in (operators)."""
+    return broker.deposit(caller, party_id, form.amount_micro, key, form.reference)
+
+
+@operators.post("/parties/{party_id}/withdrawals", status_code=201)
+def withdraw(broker: TheBroker, caller: Caller, party_id: Id, form: Booking, key: Key) -> answers.Balance:
+    """Book money that went out (operators); it answers the party's oldest request for a payout of that amount."""
+    return broker.withdraw(caller, party_id, form.amount_micro, key, form.reference)
+
+
+@operators.get("/bookings")
+def list_bookings(
+    broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50
+) -> Page[answers.BookingLine]:
+    """What was booked, newest first, and what was undone (operators)."""
+    with broker.database.read() as connection:
+        return views.booking_list(connection, caller, after, limit)
+
+
+Entry = Annotated[int, Path(ge=1, le=10**15)]
+
+
+@operators.post("/bookings/{entry}/undo", status_code=201)
+def undo_booking(broker: TheBroker, caller: Caller, entry: Entry, form: ReasonForm, key: Key) -> answers.Balance:
+    """Book the same amount the other way (operators); a booking is undone once."""
+    return broker.undo_booking(caller, entry, form.reason, key)
+
+
+@operators.get("/proposals")
+def list_proposals(broker: TheBroker, caller: Caller) -> Page[answers.ProposalLine]:
+    """Bookings that wait for a second operator (operators)."""
+    with broker.database.read() as connection:
+        return {"items": views.open_proposals(connection, caller), "next": None}
+
+
+@operators.post("/proposals/{entry}/approve", status_code=201)
+def approve_booking(broker: TheBroker, caller: Caller, entry: Entry, key: Key) -> answers.Balance:
+    """Book what another operator proposed (operators)."""
+    return broker.approve_booking(caller, entry, key)
+
+
+@operators.post("/proposals/{entry}/decline", status_code=201)
+def decline_booking(broker: TheBroker, caller: Caller, entry: Entry, form: ReasonForm, key: Key) -> answers.Balance:
+    """Take a proposal off the list (operators)."""
+    return broker.decline_booking(caller, entry, form.reason, key)
+
+
+@operators.get("/payouts")
+def list_payouts(broker: TheBroker, caller: Caller) -> Page[answers.PayoutLine]:
+    """Payouts that were asked for and not made yet: all for operators, one's own for others."""
+    whose = None if caller.role == "operator" else caller.party_id
+    with broker.database.read() as connection:
+        return {"items": views.open_payouts(connection, whose), "next": None}
+
+
+@operators.post("/parties/{party_id}/tokens", status_code=201)
+def recover(broker: TheBroker, caller: Caller, party_id: Id, form: TokenForm, key: Key) -> answers.TokenAnswer:
+    """A token for somebody who lost theirs (operators); the log shows it."""
+    return broker.mint_token(
+        caller,
+        form.scope,
+        key,
+        token_sha256=form.token_sha256,
+        lifetime_seconds=form.lifetime_seconds,
+        party_id=party_id,
+    )
+
+
+@operators.put("/parties/{party_id}/suspension")
+def suspend(broker: TheBroker, caller: Caller, party_id: Id, form: Suspension, key: Key) -> answers.Suspended:
+    """Stop a party from writing, or let it write again (operators)."""
+    return broker.suspend(caller, party_id, form.reason, key)
+
+
+@operators.delete("/parties/{party_id}/name")
+def erase(broker: TheBroker, caller: Caller, party_id: Id, key: Key) -> answers.Erased:
+    """Forget a party's name (operators); its pseudonym, money and wallet stay."""
+    return broker.erase_name(caller, party_id, key)
+
+
+@operators.get("/totals")
+def totals(broker: TheBroker, caller: Caller) -> answers.Totals:
+    """All the money there is, and where it stands (operators)."""
+    with broker.database.read() as connection:
+        return views.totals(connection, caller)
+
+
+@operators.get("/audit")
+def audit_log(
+    broker: TheBroker,
+    caller: Caller,
+    kind: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z.-]+$")] = None,
+    about: Annotated[Identifier | None, Query()] = None,
+    after: After = None,
+    limit: Limit = 50,
+) -> Page[answers.LogLine]:
+    """The log, newest first (operators)."""
+    with broker.database.read() as connection:
+        return log_views.log_list(connection, caller, kind, about, after, limit)
+
+
+Number = Annotated[int, Query(ge=1, le=10**15)]
+
+
+@operators.get("/log/head")
+def log_head(broker: TheBroker) -> answers.LogHead:
+    """The newest head of the log, signed, and the key that signs it. For anybody: witnesses keep these."""
+    with broker.database.read() as connection:
+        return log_views.newest(connection, broker.database.key, broker.database.now_ms())
+
+
+@operators.get("/log/consistency")
+def log_consistency(broker: TheBroker, old: Number, new: Number | None = None) -> answers.Consistency:
+    """Hashes that show that the log still begins with its first `old` entries. For anybody."""
+    with broker.database.read() as connection:
+        return log_views.consistency(connection, old, new)
+
+
+@operators.get("/log/entries/{seq}/proof")
+def log_proof(
+    broker: TheBroker, caller: Caller, seq: Annotated[int, Path(ge=1, le=10**15)], size: Number | None = None
+) -> answers.Inclusion:
+    """An entry that concerns the caller, and the hashes that show that it is in the log."""
+    with broker.database.read() as connection:
+        return log_views.proof(connection, caller, seq, size)
+
+
+health = APIRouter(generate_unique_id_function=operation_id)
+
+
+@health.get("/health")
+def healthy(broker: TheBroker) -> answers.Status:
+    """Whether the database answers."""
+    with broker.database.read() as connection:
+        connection.exec_driver_sql("SELECT 1")
+    return {"status": "ok", "version": __version__}
+
+
+@health.get("/readyz")
+def ready(broker: TheBroker) -> answers.Status:
+    """Whether a write would be taken now: the database answers and can be locked, and the clock is sane."""
+    with broker.database.write("system", patient=True):
+        pass
+    return {"status": "ready", "version": __version__}
+
+
+@health.get("/metrics", include_in_schema=False)
+def show_metrics(request: Request, caller: Caller) -> Response:
+    """Counters and gauges for Prometheus (operators; a token that may only read will do)."""
+    require(caller, "operator")
+    text = metrics.render(request.app.state.broker, request.app.state.counters)
+    return Response(text, media_type=metrics.CONTENT_TYPE)
+
+
+@health.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+def docs(request: Request) -> str:
+    """What the API offers, for people."""
+    return reference_page(request.app.openapi())
+
+
+# ---- signed statements, and checking the log ------------------------------------------------------------------
+
+
+audits = APIRouter(prefix="/v1", responses=ERRORS, generate_unique_id_function=operation_id)
+
+
+class Stated(Form):
+    """One thing that is said, and the signature over it."""
+
+    said: dict[Annotated[str, Field(max_length=40)], Any] = Field(max_length=40)
+    signature: SignatureText
+
+
+class StatementForm(Form):
+    """Signed statements of one kind about one thing: many receipts of a round, else one statement.
+
+    `signature`: Ed25519 over the five lines "privmarket statement v1", kind, one's own id, `about`, and the
+    SHA-256 of `said` as JSON with sorted keys and no spaces, each ended by a line feed. `about` is the round;
+    "new" for a task; the task for the opening of a round; one's own id for a payout. `key` opens a sealed update
+    whose claim is stated.
+    """
+
+    model_config = example(
+        kind="dispute.opened",
+        about="round-0123456789abcdef",
+        statements=[{"said": {"reason": "the shape is as asked"}, "signature": "5a" * 64}],
+    )
+
+    kind: Kind
+    about: Identifier
+    statements: list[Stated] = Field(min_length=1, max_length=10_000)
+    key: Digest | None = None
+
+
+@audits.post("/statements", status_code=201)
+def state(broker: TheBroker, caller: Caller, form: StatementForm, key: Key) -> answers.StatementAnswer:
+    """Make signed statements: publish a task, open, close or abort a round, claim, judge, dispute, rule, ask for
+    money.
+
+    For parties that sign everything; the answer is that of the same step's own route.
+    """
+    statements = [(one.said, one.signature) for one in form.statements]
+    answer = broker.state(caller, form.kind, form.about, statements, key, update_key=form.key)
+    return {"kind": form.kind, "about": form.about, "answer": cast("dict[str, JsonValue]", answer)}
+
+
+@audits.get("/me/entries")
+def my_entries(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Page[answers.LogLine]:
+    """All entries of the log that were made in one's name, newest first: one that is not yours is a forgery."""
+    with broker.database.read() as connection:
+        return log_views.own_entries(connection, caller, after, limit)
+
+
+@audits.get("/rounds/{round_id}/entries")
+def round_entries(
+    broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50
+) -> answers.RoundEntries:
+    """The entries of a round that has ended, each with the proof that it is in the log.
+
+    For its bidders, its buyer and arbiter, operators and auditors: from these its auction can be run again.
+    """
+    with broker.database.read() as connection:
+        return log_views.round_entries(connection, caller, round_id, after, limit)
+
+
+@audits.get("/log/checkpoint", response_class=PlainTextResponse)
+def log_checkpoint(broker: TheBroker) -> str:
+    """The newest head as a signed note in the checkpoint format of C2SP, with the witnesses' cosignatures."""
+    with broker.database.read() as connection:
+        return log_views.checkpoint(connection)
+
+
+class CosignatureForm(Form):
+    """A witness's signature over a head of the log, in the cosignature format of C2SP."""
+
+    model_config = example(
+        witness="w.example",
+        public_key="1f" * 32,
+        size=1200,
+        root="ab" * 32,
+        at_ms=1_800_000_000_000,
+        seconds=1_800_000_030,
+        signature="5a" * 64,
+    )
+
+    witness: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[!-*,-~]+$")]
+    public_key: Digest
+    size: Annotated[int, Field(ge=1)]
+    root: Digest
+    at_ms: Annotated[int, Field(ge=0)]
+    seconds: Annotated[int, Field(ge=0, le=2**40)]
+    signature: SignatureText
+
+
+@audits.post("/log/cosignatures", status_code=201)
+def cosign(broker: TheBroker, caller: Caller, form: CosignatureForm, key: Key) -> answers.Witnessed:
+    """Leave a cosignature for others to read (auditors)."""
+    fields = form.model_dump()
+    with broker.database.write(caller.party_id) as tx:
+        return log_views.keep_cosignature(tx, caller, fields)

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from privmarket._files import write_atomically
-from privmarket.broker._http_client import BrokerClient, LogForkedError, require_continuation
-from privmarket.broker._http_errors import BrokerError
-from privmarket.broker._signatures import Head, SigningKey, is_signed, log_key_message
-from privmarket.broker._signed_note import cosign
+from privmarket.broker._client import BrokerClient, LogForkedError, require_continuation
+from privmarket.broker._errors import BrokerError
+from privmarket.broker._signatures import Head, SigningKey, cosign, is_signed, log_key_message
 from privmarket.broker._verify import CLOCK_SKEW_MS, SeenHead
 
 

@@ -13,9 +13,11 @@ import hashlib
 import json
 import secrets
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import httpx
 
@@ -23,8 +25,7 @@ from privmarket._files import OWNER_ONLY, write_atomically
 from privmarket.broker import _merkle as merkle
 from privmarket.broker import _sealed as sealed
 from privmarket.broker import _signatures as signatures
-from privmarket.broker._http_calls import PAUSES_SECONDS, BrokerCallError, BrokerConnection, Json
-from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._errors import BrokerError
 from privmarket.broker._signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
 
@@ -32,6 +33,107 @@ if TYPE_CHECKING:
     from privmarket.broker import _answers as answers
 
 __all__ = ["BrokerCallError", "BrokerClient", "LogForkedError", "require_continuation"]
+
+Json = dict[str, Any]  # a form, or an answer as it came
+PAUSES_SECONDS = (0.1, 0.3, 1.0)
+
+
+class BrokerCallError(PrivmarketError):
+    """The broker refused a request. `code`, `message` and `hint` are the broker's own."""
+
+    def __init__(self, status: int, code: str, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.status, self.code = status, code
+
+
+class BrokerConnection:
+    """Reads and writes by path, as JSON. Calls are authorised, and repeated where the line breaks.
+
+    Attributes:
+        heads: of the log, that came with answers: the first and the newest.
+    """
+
+    def __init__(self, url: str, token: str | None, http: httpx.Client) -> None:
+        self.url, self.token, self._http = url, token, http
+        self.heads: list[Head] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the connection."""
+        self._http.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"  # never the token
+
+    def read(self, path: str, query: Mapping[str, Any] | None = None) -> Json:
+        """The answer to a GET of `path`, as JSON."""
+        return self._call("GET", path, params=dict(query or {}))
+
+    def pages(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[Json]:
+        """All items of a list, page after page."""
+        after: dict[str, Any] = {}
+        while True:
+            page = self.read(path, {"limit": 200, **(query or {}), **after})
+            yield from page["items"]
+            if page["next"] is None:
+                return
+            after = {"after": page["next"]}
+
+    def write(self, method: str, path: str, form: Mapping[str, Any] | None = None, key: str | None = None) -> Json:
+        """One write under one key, however often it must be sent."""
+        headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+        return self._call(method, path, json=form, headers=headers)
+
+    def _call(self, method: str, path: str, **request: Any) -> Json:
+        headers = dict(request.pop("headers", {}))
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        for pause in (*PAUSES_SECONDS, None):
+            try:
+                reply = self._http.request(method, path, headers=headers, **request)
+            except httpx.TransportError as error:
+                if pause is None:
+                    raise BrokerCallError(
+                        0,
+                        "unreachable",
+                        f"no answer from {self.url}: {type(error).__name__}",
+                        "is the broker running?",
+                    ) from error
+            else:
+                self._note_head(reply.headers.get("privmarket-head"))
+                if pause is None or reply.status_code not in (429, 502, 503, 504):
+                    return _answer(reply)
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _note_head(self, line: str | None) -> None:
+        if line:
+            head = Head.parse(line)
+            if not self.heads or head.size >= self.heads[-1].size:
+                self.heads = [*self.heads[:1], head]
+
+
+def _answer(reply: httpx.Response) -> Json:
+    try:
+        body = reply.json()
+    except ValueError:
+        body = {}
+    if reply.is_success and isinstance(body, dict):
+        return body
+    fields = body if isinstance(body, dict) else {}
+    raise BrokerCallError(
+        reply.status_code,
+        str(fields.get("code", "bad-answer")),
+        str(fields.get("message", f"HTTP {reply.status_code}")),
+        str(fields.get("hint", "is this a privmarket broker?")),
+    )
 
 
 class LogForkedError(PrivmarketError):
@@ -108,7 +210,7 @@ class BrokerClient(BrokerConnection):
 
     def me(self) -> answers.Party:
         """Balance, and a seller's wallet."""
-        return cast("answers.Party", self.read("/v1/me"))
+        return self.read("/v1/me")
 
     def statement(self) -> Iterator[answers.Movement]:
         """Every movement on the account, newest first."""
@@ -199,11 +301,11 @@ class BrokerClient(BrokerConnection):
             answer = self._state("task.published", "new", [{**form, "nonce": secrets.token_hex(16)}])
         else:
             answer = self.write("POST", "/v1/tasks", form)
-        return cast("answers.TaskAnswer", answer)
+        return answer
 
     def tasks(self) -> Iterator[answers.TaskAnswer]:
         """Tasks, newest first."""
-        return cast("Iterator[answers.TaskAnswer]", self.pages("/v1/tasks"))
+        return self.pages("/v1/tasks")
 
     def open_round(self, task_id: str) -> answers.RoundAnswer:
         """Opens the next round, its budget in escrow (buyers)."""
@@ -213,15 +315,15 @@ class BrokerClient(BrokerConnection):
             answer = self._state("round.opened", task_id, [{"number": number}])
         else:
             answer = self.write("POST", f"/v1/tasks/{task_id}/rounds")
-        return cast("answers.RoundAnswer", answer)
+        return answer
 
     def rounds(self, task_id: str) -> Iterator[answers.RoundAnswer]:
         """A task's rounds, newest first."""
-        return cast("Iterator[answers.RoundAnswer]", self.pages(f"/v1/tasks/{task_id}/rounds"))
+        return self.pages(f"/v1/tasks/{task_id}/rounds")
 
     def round(self, round_id: str) -> answers.RoundAnswer:
         """A round: its state, deadlines and, once cleared, its prices."""
-        return cast("answers.RoundAnswer", self.read(f"/v1/rounds/{round_id}"))
+        return self.read(f"/v1/rounds/{round_id}")
 
     def bid(self, round_id: str, valuation: float, epsilon: float, **features: float) -> answers.BidAnswer:
         """Places a sealed bid (sellers), signed where this client has a key.
@@ -231,7 +333,7 @@ class BrokerClient(BrokerConnection):
         form: Json = {"valuation": valuation, "epsilon": epsilon, **features}
         if self.key is not None:
             form = self._signed(round_id, form)
-        return cast("answers.BidAnswer", self.write("POST", f"/v1/rounds/{round_id}/bids", form))
+        return self.write("POST", f"/v1/rounds/{round_id}/bids", form)
 
     def _signed(self, round_id: str, form: Json) -> Json:
         assert self.key is not None
@@ -260,9 +362,7 @@ class BrokerClient(BrokerConnection):
             raise BrokerError(
                 f"no sealed bid for round {round_id} is known here", "reveal with the client that placed the bid"
             )
-        return cast(
-            "answers.BidAnswer", self.write("POST", f"/v1/rounds/{round_id}/reveals", self._openings[round_id])
-        )
+        return self.write("POST", f"/v1/rounds/{round_id}/reveals", self._openings[round_id])
 
     def outcome(self, round_id: str) -> answers.OutcomeAnswer:
         """What became of one's bid, and why (sellers)."""
@@ -270,7 +370,7 @@ class BrokerClient(BrokerConnection):
 
     def bids(self, round_id: str) -> Iterator[answers.StandingBid]:
         """One's own bids in a round."""
-        return cast("Iterator[answers.StandingBid]", self.pages(f"/v1/rounds/{round_id}/bids"))
+        return self.pages(f"/v1/rounds/{round_id}/bids")
 
     def close_round(self, round_id: str) -> answers.StepAnswer | answers.RoundAnswer:
         """Ends bidding and runs the auction; of a very large round the broker computes it after its answer."""
@@ -286,11 +386,11 @@ class BrokerClient(BrokerConnection):
 
     def awards(self, round_id: str) -> Iterator[answers.AwardAnswer]:
         """Who sells what, as far as one may see it."""
-        return cast("Iterator[answers.AwardAnswer]", self.pages(f"/v1/rounds/{round_id}/awards"))
+        return self.pages(f"/v1/rounds/{round_id}/awards")
 
     def my_awards(self) -> Iterator[answers.AwardAnswer]:
         """All that this seller sold at the broker, newest first."""
-        return cast("Iterator[answers.AwardAnswer]", self.pages("/v1/me/awards"))
+        return self.pages("/v1/me/awards")
 
     def cohort(self, round_id: str) -> Iterator[answers.CohortKey]:
         """The registered keys of a round's sellers: who may be in its secure sum (those sellers, the buyer)."""
