@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from privmarket.broker._broker import Broker
-from privmarket.broker._schema import metadata
 from privmarket.broker._database import begin_log
+from privmarket.broker._schema import metadata
 from privmarket_studies.torture.postgres import PostgresMissingError, new_database, postgres
 
 

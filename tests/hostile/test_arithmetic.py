@@ -24,12 +24,12 @@ from privmarket.training import (
     NoisySum,
     PrivateModel,
     Sample,
+    _clipping as clipping,
     by_person,
     clipped_sums,
     mlp,
     private_updates,
 )
-from privmarket.training import _clipping as clipping
 from privmarket.training._arithmetic import Summation, add_product, group_factors, row_energy, tiled
 from tests.hostile import naive
 

@@ -22,11 +22,11 @@ from privmarket.training import (
     ClientRecords,
     ModelError,
     PrivateModel,
+    _clipping as clipping,
     clipped_sums,
     plausible_inputs,
     row_findings,
 )
-from privmarket.training import _clipping as clipping
 from tests.unit.flower.toy import Wire, refusal_of
 
 ROWS, CLIP = 64, 0.1

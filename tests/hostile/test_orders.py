@@ -18,9 +18,7 @@ import privmarket as pm
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._client import BrokerClient
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _seller as client_module
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _seller as client_module, _wire as wire
 from privmarket.flower._training import private_module_update, trainable_arrays
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._policy import PolicyRefusal, Reason, SellerPolicy

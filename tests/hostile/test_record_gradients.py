@@ -22,12 +22,12 @@ from privmarket.training import (
     ModelError,
     PrivateModel,
     Sample,
+    _clipping as clipping,
+    _gradients as gradients,
     clipped_sums,
     method_for,
     require_per_record,
 )
-from privmarket.training import _clipping as clipping
-from privmarket.training import _gradients as gradients
 from privmarket.training._stacks import is_stack
 from tests.hostile import naive
 from tests.hostile.test_models import answers, records, selling

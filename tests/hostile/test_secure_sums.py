@@ -15,14 +15,8 @@ import privmarket as pm
 from privmarket.errors import PrivacyError
 from privmarket.flower import (
     _refusals as refusals,
-)
-from privmarket.flower import (
     _sum_seller as sum_seller,
-)
-from privmarket.flower import (
     _sum_server as sums,
-)
-from privmarket.flower import (
     _wire as wire,
 )
 from privmarket.flower._seller import MarketClientApp

@@ -10,17 +10,9 @@ from flwr.app import Message, RecordDict
 import privmarket as pm
 from privmarket.flower import (
     _client as client,
-)
-from privmarket.flower import (
     _refusals as refusals,
-)
-from privmarket.flower import (
     _sum_seller as sum_seller,
-)
-from privmarket.flower import (
     _sum_server as sums,
-)
-from privmarket.flower import (
     _wire as wire,
 )
 from privmarket.flower._fleet import Delivery

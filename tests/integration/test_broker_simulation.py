@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from privmarket.broker import _database as database
-from privmarket.broker import _idempotency as idempotency
-from privmarket.broker import _projection as projection
-from privmarket.broker import _sql as sql
+from privmarket.broker import (
+    _database as database,
+    _idempotency as idempotency,
+    _projection as projection,
+    _sql as sql,
+)
 from privmarket.broker._database import Transaction
 from privmarket_studies.torture.broker_simulation import Crash, InvariantError, Simulation
 

@@ -6,8 +6,7 @@ A store in memory is a `WalletStore` as it stands. A client's file and a broker'
 
 import pytest
 
-from privmarket.broker import _lifecycle as lifecycle
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import _lifecycle as lifecycle, _wallets as wallets
 from privmarket.broker._schema import awards_of, round_and_task
 from privmarket.errors import WalletError
 from privmarket.privacy._accountant import composed_epsilon

@@ -2,8 +2,7 @@
 
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from privmarket.flower import _wire as wire
 from privmarket.privacy._calibration import ReleaseFamily

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from privmarket.privacy import _calibration as tables
-from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy import _calibration as tables, _gaussian as gaussian
 from privmarket.privacy._accountant import RdpAccountants, certify, composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent

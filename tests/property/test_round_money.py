@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from privmarket.mechanisms import mechanism
 from privmarket.privacy._calibration import ReleaseFamily

@@ -38,7 +38,7 @@ def differences(folder: Path) -> list[str]:
 
 
 def test_the_words_of_the_findings_are_those_of_their_figures(results):
-    """Headlines say "less money", "more than twice", "a third": they have to follow from what is shown below them."""
+    """Headlines say "less money", "more than twice", "a third": they follow from what is shown below them."""
     text = (KEPT / found.NAME).read_text()
     titles = ("the same gain takes less money", "lose a third to twenty", "more than twice as truthful")
     assert all(title in text for title in titles)

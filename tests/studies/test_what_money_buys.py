@@ -12,8 +12,7 @@ from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.report import markdown
-from privmarket_studies.what_money_buys import cells as study
-from privmarket_studies.what_money_buys import noise, page, runs
+from privmarket_studies.what_money_buys import cells as study, noise, page, runs
 
 ROUNDS = 3
 

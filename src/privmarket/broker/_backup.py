@@ -16,10 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 
 from privmarket._files import OWNER_ONLY, file_beside
-from privmarket.broker import _log as log
-from privmarket.broker import _merkle as merkle
-from privmarket.broker import _projection as projection
-from privmarket.broker import _sql as sql
+from privmarket.broker import _log as log, _merkle as merkle, _projection as projection, _sql as sql
 from privmarket.broker._database import Database
 from privmarket.broker._errors import BrokerError
 from privmarket.broker._log import Entry

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _idempotency as idempotency
-from privmarket.broker import _noise_tables as noise_tables
-from privmarket.broker import _parties as parties
-from privmarket.broker import _signatures as signatures
-from privmarket.broker import _sql as sql
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _clearing as clearing,
+    _idempotency as idempotency,
+    _noise_tables as noise_tables,
+    _parties as parties,
+    _signatures as signatures,
+    _sql as sql,
+    _wallets as wallets,
+)
 from privmarket.broker._answers import BidAnswer
 from privmarket.broker._database import ARRIVAL_LIMIT_MS, Transaction
 from privmarket.broker._errors import BrokerError, ConflictError, ForbiddenError, NotFoundError

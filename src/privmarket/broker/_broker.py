@@ -17,17 +17,19 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from privmarket._counted import counted
-from privmarket.broker import _bidding as bidding
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _idempotency as idempotency
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _lifecycle as lifecycle
-from privmarket.broker import _log as log
-from privmarket.broker import _noise_tables as noise_tables
-from privmarket.broker import _parties as parties
-from privmarket.broker import _rules as rules
-from privmarket.broker import _sealed as sealed
-from privmarket.broker import _sql as sql
+from privmarket.broker import (
+    _bidding as bidding,
+    _clearing as clearing,
+    _idempotency as idempotency,
+    _ledger as ledger,
+    _lifecycle as lifecycle,
+    _log as log,
+    _noise_tables as noise_tables,
+    _parties as parties,
+    _rules as rules,
+    _sealed as sealed,
+    _sql as sql,
+)
 from privmarket.broker._answers import (
     Balance,
     BidAnswer,

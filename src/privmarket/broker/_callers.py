@@ -24,10 +24,7 @@ from itsdangerous import BadSignature, URLSafeSerializer
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from privmarket.broker import _events as events
-from privmarket.broker import _parties as parties
-from privmarket.broker import _sql as sql
-from privmarket.broker import _views as views
+from privmarket.broker import _events as events, _parties as parties, _sql as sql, _views as views
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import ForbiddenError, TooManyRequestsError, UnauthenticatedError
 from privmarket.broker._forms import ErrorShape

@@ -13,9 +13,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _sql as sql
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import _ledger as ledger, _sql as sql, _wallets as wallets
 from privmarket.broker._answers import Movement, RoundAnswer, Totals, WalletAnswer
 from privmarket.broker._page_frame import rounded_money
 from privmarket.broker._parties import Actor

@@ -30,9 +30,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from privmarket._settings import TOLERANCE, Trust
-from privmarket.broker import _log as log
-from privmarket.broker import _sql as sql
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import _log as log, _sql as sql, _wallets as wallets
 from privmarket.broker._database import Database
 from privmarket.broker._errors import BrokerError
 from privmarket.broker._log import canonical

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import httpx
 
 from privmarket._files import OWNER_ONLY, write_atomically
-from privmarket.broker import _merkle as merkle
-from privmarket.broker import _sealed as sealed
-from privmarket.broker import _signatures as signatures
+from privmarket.broker import _merkle as merkle, _sealed as sealed, _signatures as signatures
 from privmarket.broker._errors import BrokerError
 from privmarket.broker._signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError

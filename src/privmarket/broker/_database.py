@@ -23,9 +23,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, Tim
 from privmarket._counted import counted
 from privmarket._files import check_writable
 from privmarket._lazy import late
-from privmarket.broker import _log as log
-from privmarket.broker import _projection as projection
-from privmarket.broker import _sql as sql
+from privmarket.broker import _log as log, _projection as projection, _sql as sql
 from privmarket.broker._errors import BrokerError, DatabaseError, UnavailableError
 from privmarket.broker._log import Entry, canonical
 from privmarket.broker._merkle import EMPTY_ROOT
@@ -35,8 +33,7 @@ from privmarket.broker._signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
 
 if TYPE_CHECKING:
-    from alembic import command as alembic_command
-    from alembic import config as alembic_config
+    from alembic import command as alembic_command, config as alembic_config
 else:
     # Only a database of an older version needs them.
     alembic_command = late("alembic.command")

@@ -19,16 +19,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from privmarket._settings import TOLERANCE
-from privmarket.broker import _bidding as bidding
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _deliveries as deliveries
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _lifecycle as lifecycle
-from privmarket.broker import _parties as parties
-from privmarket.broker import _rules as rules
-from privmarket.broker import _sealed as sealed
-from privmarket.broker import _signatures as signatures
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _bidding as bidding,
+    _clearing as clearing,
+    _deliveries as deliveries,
+    _ledger as ledger,
+    _lifecycle as lifecycle,
+    _parties as parties,
+    _rules as rules,
+    _sealed as sealed,
+    _signatures as signatures,
+    _wallets as wallets,
+)
 from privmarket.broker._clearing import StandingBids
 from privmarket.broker._database import ARRIVAL_LIMIT_MS
 from privmarket.broker._deliveries import Deadlines, Standing

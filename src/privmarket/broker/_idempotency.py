@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
-from privmarket.broker import _answers as answers
-from privmarket.broker import _sql as sql
+from privmarket.broker import _answers as answers, _sql as sql
 from privmarket.broker._database import Transaction
 from privmarket.broker._errors import BrokerError, IdempotencyError
 from privmarket.broker._log import digest

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from privmarket.broker import _parties as parties
-from privmarket.broker import _sql as sql
+from privmarket.broker import _parties as parties, _sql as sql
 from privmarket.broker._answers import Balance, PayoutAnswer
 from privmarket.broker._database import Transaction
 from privmarket.broker._errors import (

@@ -13,14 +13,16 @@ from typing import cast
 
 from sqlalchemy import Connection
 
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _deliveries as deliveries
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _parties as parties
-from privmarket.broker import _rules as rules
-from privmarket.broker import _sealed as sealed
-from privmarket.broker import _sql as sql
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _clearing as clearing,
+    _deliveries as deliveries,
+    _ledger as ledger,
+    _parties as parties,
+    _rules as rules,
+    _sealed as sealed,
+    _sql as sql,
+    _wallets as wallets,
+)
 from privmarket.broker._answers import (
     ClaimAnswer,
     Dispute,

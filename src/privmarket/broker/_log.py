@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from privmarket.broker import _merkle as merkle
-from privmarket.broker import _sql as sql
+from privmarket.broker import _merkle as merkle, _sql as sql
 from privmarket.broker._errors import NotFoundError
 from privmarket.broker._signatures import Head, SigningKey, canonical, digest
 

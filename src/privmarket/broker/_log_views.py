@@ -9,12 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection, or_, select
 
-from privmarket.broker import _answers as answers
-from privmarket.broker import _lifecycle as lifecycle
-from privmarket.broker import _log as the_log
-from privmarket.broker import _merkle as merkle
-from privmarket.broker import _signatures as _signatures
-from privmarket.broker import _sql as sql
+from privmarket.broker import (
+    _answers as answers,
+    _lifecycle as lifecycle,
+    _log as the_log,
+    _merkle as merkle,
+    _signatures as _signatures,
+    _sql as sql,
+)
 from privmarket.broker._answers import Page
 from privmarket.broker._database import Transaction
 from privmarket.broker._errors import BrokerError, ConflictError, ForbiddenError, NotFoundError

@@ -8,8 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _sql as sql
+from privmarket.broker import _ledger as ledger, _sql as sql
 from privmarket.broker._broker import Broker
 from privmarket.broker._limits import Counters
 from privmarket.broker._log import read_head

@@ -20,8 +20,7 @@ from fastapi import Form, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
 
-from privmarket.broker import _callers as callers
-from privmarket.broker import _log_views as log_views
+from privmarket.broker import _callers as callers, _log_views as log_views
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import BrokerError, UnauthenticatedError
 from privmarket.broker._parties import Actor

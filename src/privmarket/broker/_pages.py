@@ -7,22 +7,23 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from fastapi import Form as FormField
+from fastapi import APIRouter, Form as FormField, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from privmarket._settings import DELTA
-from privmarket.broker import _answers as answers
-from privmarket.broker import _callers as callers
-from privmarket.broker import _charts as charts
-from privmarket.broker import _events as events
-from privmarket.broker import _log_views as log_views
-from privmarket.broker import _noise_tables as noise_tables
-from privmarket.broker import _rules as rules
-from privmarket.broker import _views as views
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _answers as answers,
+    _callers as callers,
+    _charts as charts,
+    _events as events,
+    _log_views as log_views,
+    _noise_tables as noise_tables,
+    _rules as rules,
+    _views as views,
+    _wallets as wallets,
+)
 from privmarket.broker._answers import AwardAnswer, RoundAnswer, TaskAnswer
 from privmarket.broker._callers import LogGrowth, event_stream, take_stream
 from privmarket.broker._charts import Chart

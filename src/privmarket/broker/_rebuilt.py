@@ -15,9 +15,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 
-from privmarket.broker import _projection as projection
-from privmarket.broker import _schema as schema
-from privmarket.broker import _sql as sql
+from privmarket.broker import _projection as projection, _schema as schema, _sql as sql
 from privmarket.broker._errors import BrokerError
 from privmarket.broker._projection import KEYS, Change
 from privmarket.broker._schema import PROJECTIONS, metadata, tiles

@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _merkle as merkle
-from privmarket.broker import _rules as rules
-from privmarket.broker import _signatures as signatures
+from privmarket.broker import _clearing as clearing, _merkle as merkle, _rules as rules, _signatures as signatures
 from privmarket.broker._clearing import StandingBids
 from privmarket.broker._client import BrokerClient, LogForkedError, require_continuation
 from privmarket.broker._entry_rules import alike

@@ -10,12 +10,14 @@ from pydantic import Field, JsonValue
 from starlette.concurrency import run_in_threadpool
 
 from privmarket import __version__
-from privmarket.broker import _answers as answers
-from privmarket.broker import _events as events
-from privmarket.broker import _log_views as log_views
-from privmarket.broker import _metrics as metrics
-from privmarket.broker import _rules as rules
-from privmarket.broker import _views as views
+from privmarket.broker import (
+    _answers as answers,
+    _events as events,
+    _log_views as log_views,
+    _metrics as metrics,
+    _rules as rules,
+    _views as views,
+)
 from privmarket.broker._answers import Page
 from privmarket.broker._api_page import reference_page
 from privmarket.broker._bidding import BidRequest

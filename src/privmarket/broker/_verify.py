@@ -24,12 +24,14 @@ from sqlalchemy import Boolean, Connection, String, Table, Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from privmarket._files import OWNER_ONLY, file_beside, write_atomically
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _log as log
-from privmarket.broker import _merkle as merkle
-from privmarket.broker import _parties as parties
-from privmarket.broker import _sealed as sealed
-from privmarket.broker import _sql as sql
+from privmarket.broker import (
+    _ledger as ledger,
+    _log as log,
+    _merkle as merkle,
+    _parties as parties,
+    _sealed as sealed,
+    _sql as sql,
+)
 from privmarket.broker._broker import Broker
 from privmarket.broker._entry_rules import EntryRules
 from privmarket.broker._errors import BrokerError

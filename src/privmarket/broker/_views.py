@@ -12,12 +12,14 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import Column, ColumnElement, Connection, Select, and_, func, or_, select, text
 
-from privmarket.broker import _answers as answers
-from privmarket.broker import _deliveries as deliveries
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _lifecycle as lifecycle
-from privmarket.broker import _sql as sql
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _answers as answers,
+    _deliveries as deliveries,
+    _ledger as ledger,
+    _lifecycle as lifecycle,
+    _sql as sql,
+    _wallets as wallets,
+)
 from privmarket.broker._answers import Page
 from privmarket.broker._deliveries import AWAITED, WAS_FAULTY, Deadlines
 from privmarket.broker._errors import BrokerError, NotFoundError

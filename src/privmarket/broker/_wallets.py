@@ -24,8 +24,7 @@ from privmarket.broker._database import Transaction
 from privmarket.broker._shapes import AwardRow
 from privmarket.market._bids import Array
 from privmarket.market._guarantees import IndividuallyRational
-from privmarket.mechanisms import mechanism as rule
-from privmarket.mechanisms import mechanism_names
+from privmarket.mechanisms import mechanism as rule, mechanism_names
 from privmarket.privacy._accountant import COLUMNS, composed_cost, epsilon_of_cost
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent

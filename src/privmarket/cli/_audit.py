@@ -26,12 +26,15 @@ from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.market._attacks import LEVELS
 from privmarket.market._audit import AuditReport, RegretSummary
-from privmarket.market._distributions import Distribution, EmpiricalDistribution, independence_test
-from privmarket.market._distributions import distribution as distribution_called
+from privmarket.market._distributions import (
+    Distribution,
+    EmpiricalDistribution,
+    distribution as distribution_called,
+    independence_test,
+)
 from privmarket.market._facts import MarketFacts
 from privmarket.mechanisms import resolve
-from privmarket.reports._comparison import LEGEND, Comparison, compare
-from privmarket.reports._comparison import audit as run
+from privmarket.reports._comparison import LEGEND, Comparison, audit as run, compare
 
 _Mechanism = Annotated[
     str,

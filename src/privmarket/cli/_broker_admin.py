@@ -16,12 +16,14 @@ from privmarket.cli._serve import DEFAULT_DATABASE, Database
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from privmarket.broker import _backup as broker_backup
-    from privmarket.broker import _broker as service
-    from privmarket.broker import _database as databases
-    from privmarket.broker import _log as logs
-    from privmarket.broker import _verify as broker_verify
-    from privmarket.broker import _witness as witnesses
+    from privmarket.broker import (
+        _backup as broker_backup,
+        _broker as service,
+        _database as databases,
+        _log as logs,
+        _verify as broker_verify,
+        _witness as witnesses,
+    )
 else:
     witnesses = late("privmarket.broker._witness")
     broker_backup = late("privmarket.broker._backup")

@@ -15,9 +15,11 @@ from privmarket.cli._options import Seed, note, print_table
 from privmarket.cli._progress import Watch
 
 if TYPE_CHECKING:
-    from privmarket.reports import _federated_demo as federated_demo
-    from privmarket.reports import _federated_report as federated_report
-    from privmarket.reports import _verdict as verdicts
+    from privmarket.reports import (
+        _federated_demo as federated_demo,
+        _federated_report as federated_report,
+        _verdict as verdicts,
+    )
     from privmarket.reports._federated_demo import DemoResult
 else:
     federated_demo = late("privmarket.reports._federated_demo")

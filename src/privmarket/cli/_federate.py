@@ -38,21 +38,24 @@ from privmarket.simulation._config import DATASETS, FederationConfig, Training, 
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
-    from privmarket import secagg
-    from privmarket import tasks as builtin
+    from privmarket import secagg, tasks as builtin
     from privmarket.privacy._statement import Promise
-    from privmarket.reports import _federated_report as federated_report
-    from privmarket.reports import _own_records as baselines
-    from privmarket.reports import _verdict as verdicts
+    from privmarket.reports import (
+        _federated_report as federated_report,
+        _own_records as baselines,
+        _verdict as verdicts,
+    )
     from privmarket.reports._own_records import OwnRecords
     from privmarket.rounds import RoundRecord
-    from privmarket.simulation import _attacks as attacks_on_runs
-    from privmarket.simulation import _bidding as bidding
-    from privmarket.simulation import _federate as entry_point
-    from privmarket.simulation import _federation as federation
-    from privmarket.simulation import _moments as moments
-    from privmarket.simulation import _rehearsal as rehearsal
-    from privmarket.simulation import _result as results
+    from privmarket.simulation import (
+        _attacks as attacks_on_runs,
+        _bidding as bidding,
+        _federate as entry_point,
+        _federation as federation,
+        _moments as moments,
+        _rehearsal as rehearsal,
+        _result as results,
+    )
     from privmarket.simulation._attacks import AttackResult
     from privmarket.simulation._bidding import AskedPrices
     from privmarket.simulation._result import ClientRow, RunResult, RunSummary

@@ -19,12 +19,8 @@ from privmarket.errors import ConfigurationError
 if TYPE_CHECKING:
     from privmarket.flower import (
         _app_folder as app_folder,
-    )
-    from privmarket.flower import (
         _rehearsal as rehearsal,
-    )
-    from privmarket.flower import _result as flower_result
-    from privmarket.flower import (
+        _result as flower_result,
         _sum_rehearsal as sum_rehearsal,
     )
 else:

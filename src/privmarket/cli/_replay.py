@@ -15,8 +15,7 @@ from privmarket.cli._options import Json, print_json
 from privmarket.cli._seller_at_broker import RoundId, Token, Url
 
 if TYPE_CHECKING:
-    from privmarket.broker import _client as clients
-    from privmarket.broker import _replay
+    from privmarket.broker import _client as clients, _replay
 else:
     _replay = late("privmarket.broker._replay")
     clients = late("privmarket.broker._client")

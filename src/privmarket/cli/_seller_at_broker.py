@@ -20,9 +20,7 @@ from privmarket.broker._errors import BrokerError
 from privmarket.cli._options import Json, broker_address, note, print_json
 
 if TYPE_CHECKING:
-    from privmarket.broker import _client as clients
-    from privmarket.broker import _sealed as sealed
-    from privmarket.broker import _signatures as signatures
+    from privmarket.broker import _client as clients, _sealed as sealed, _signatures as signatures
 else:
     clients = late("privmarket.broker._client")
     sealed = late("privmarket.broker._sealed")

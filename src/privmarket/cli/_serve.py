@@ -20,12 +20,14 @@ from privmarket.cli._options import Seed, note
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from privmarket.broker import _api as api
-    from privmarket.broker import _broker as service
-    from privmarket.broker import _database as databases
-    from privmarket.broker import _demo_market as demo_market
-    from privmarket.broker import _http_server as http_server
-    from privmarket.broker import _limits as limits
+    from privmarket.broker import (
+        _api as api,
+        _broker as service,
+        _database as databases,
+        _demo_market as demo_market,
+        _http_server as http_server,
+        _limits as limits,
+    )
     from privmarket.broker._broker import Broker
 else:
     api = late("privmarket.broker._api")

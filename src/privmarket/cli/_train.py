@@ -17,18 +17,18 @@ from privmarket.cli._options import Json, Seed, note, parse_settings, print_json
 from privmarket.cli._progress import Curve, LiveView, Watch
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import QUICK
-from privmarket.market._distributions import Distribution
-from privmarket.market._distributions import scenario as distribution_called
-from privmarket.market._objectives import Objective, TotalEpsilon
-from privmarket.market._objectives import objective as objective_called
+from privmarket.market._distributions import Distribution, scenario as distribution_called
+from privmarket.market._objectives import Objective, TotalEpsilon, objective as objective_called
 
 if TYPE_CHECKING:
     import torch
 
-    from privmarket.mechanisms.learned import _measure as measuring
-    from privmarket.mechanisms.learned import _menu_training as menu_training
-    from privmarket.mechanisms.learned import _train as training
-    from privmarket.mechanisms.learned import _trainer as trainers
+    from privmarket.mechanisms.learned import (
+        _measure as measuring,
+        _menu_training as menu_training,
+        _train as training,
+        _trainer as trainers,
+    )
     from privmarket.mechanisms.learned._menu_training import MenuProgress, MenuTrainer
     from privmarket.mechanisms.learned._menunet import CurveFacts
     from privmarket.mechanisms.learned._train import TrainingResult

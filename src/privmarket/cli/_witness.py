@@ -15,9 +15,7 @@ from privmarket._lazy import late
 from privmarket.cli._options import broker_address, note
 
 if TYPE_CHECKING:
-    from privmarket.broker import _client as clients
-    from privmarket.broker import _signatures as signatures
-    from privmarket.broker import _witness as witnesses
+    from privmarket.broker import _client as clients, _signatures as signatures, _witness as witnesses
 else:
     signatures = late("privmarket.broker._signatures")
     clients = late("privmarket.broker._client")

@@ -21,8 +21,7 @@ from flwr.app import UserConfigValue
 from privmarket._counted import counted
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
-from privmarket.flower import _checkpoint as checkpoint
-from privmarket.flower import _failures as failures
+from privmarket.flower import _checkpoint as checkpoint, _failures as failures
 from privmarket.flower._checkpoint import SettledRounds, partial_path
 from privmarket.flower._engine import Engine, EngineError
 from privmarket.flower._in_process import InProcessGrid, play_in_process

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from privmarket import training as engine
     from privmarket.broker._client import BrokerClient
     from privmarket.broker._signatures import SigningKey
-    from privmarket.flower import _sum_seller as sum_seller
-    from privmarket.flower import _training as training
+    from privmarket.flower import _sum_seller as sum_seller, _training as training
     from privmarket.tasks import Task
     from privmarket.training import Column, Loss
 

@@ -21,8 +21,7 @@ from privmarket._counted import counted
 from privmarket._settings import require_one_step
 from privmarket.broker._client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _sum_server as sums
+from privmarket.flower import _refusals as refusals, _sum_server as sums
 from privmarket.flower._checkpoint import SettledRounds
 from privmarket.flower._defaults import LOUD, RoundPlan, plan_round
 from privmarket.flower._fleet import Delivery, Fleet

@@ -20,8 +20,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _failures as failures
-from privmarket.flower import _wire as wire
+from privmarket.flower import _failures as failures, _wire as wire
 from privmarket.flower._result import SUMMARY_LOG, MarketResult
 from privmarket.flower._seller import MarketClientApp
 from privmarket.flower._server import MarketServerApp

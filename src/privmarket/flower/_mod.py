@@ -20,10 +20,7 @@ from flwr.clientapp import ClientApp
 
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.flower import _guard_release
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _trial as trial
-from privmarket.flower import _wire as wire
+from privmarket.flower import _guard_release, _refusals as refusals, _trial as trial, _wire as wire
 from privmarket.flower._client import fixed_offer, most_epsilon, rules_and_wallet
 from privmarket.flower._seller import Job, PerClient, Seller, WalletChoice, partition_name
 from privmarket.flower._settings import require_maker

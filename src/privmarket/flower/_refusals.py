@@ -20,8 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from privmarket._settings import TOLERANCE
 from privmarket.errors import PrivmarketError, WalletError
-from privmarket.flower import _failures as failures
-from privmarket.flower import _wire as wire
+from privmarket.flower import _failures as failures, _wire as wire
 from privmarket.flower._wire import Refusal, Sale
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._policy import PolicyRefusal, Reason

@@ -23,8 +23,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _wire as wire
 from privmarket.flower._wire import Answer, Arrays, Offered, Receipt, Sale
 from privmarket.market._outcome import is_beyond
 from privmarket.privacy._calibration import ReleaseFamily

@@ -15,8 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _checkpoint as checkpoint
-from privmarket.flower import _wire as wire
+from privmarket.flower import _checkpoint as checkpoint, _wire as wire
 from privmarket.flower._checkpoint import partial_path
 from privmarket.flower._defaults import optimiser_gain, steps_for
 from privmarket.flower._fleet import RECEIPT_SECONDS, Fleet
@@ -43,9 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket import training as engine
-    from privmarket.flower import _model as models
-    from privmarket.flower import _sum_server as sums
-    from privmarket.flower import _training as training
+    from privmarket.flower import _model as models, _sum_server as sums, _training as training
     from privmarket.flower._sum_server import SignRoster
     from privmarket.simulation import _server as global_model
     from privmarket.tasks import Task

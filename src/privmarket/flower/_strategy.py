@@ -37,8 +37,7 @@ from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
-from privmarket.flower import _checkpoint as checkpoint
-from privmarket.flower import _wire as wire
+from privmarket.flower import _checkpoint as checkpoint, _wire as wire
 from privmarket.flower._checkpoint import partial_path
 from privmarket.flower._defaults import steps_for, strategy_gain
 from privmarket.flower._fleet import RECEIPT_SECONDS, Delivery, Fleet

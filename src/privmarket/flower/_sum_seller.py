@@ -17,8 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _wire as wire
 from privmarket.flower._seller import MarketClientApp, Seller, event_of, trained
 from privmarket.flower._wire import Arrays, Offered, Sale
 from privmarket.privacy._noise import MAX_LEVELS, MIN_LEVELS, largest_noise

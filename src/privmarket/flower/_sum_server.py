@@ -32,6 +32,7 @@ from privmarket.secagg import (
     DealingTerms,
     DealtMessage,
     InputRequest,
+    Message as SumMessage,
     Parcel,
     Roster,
     SellerMessage,
@@ -41,7 +42,6 @@ from privmarket.secagg import (
     SumTerms,
     exact_bits,
 )
-from privmarket.secagg import Message as SumMessage
 
 FAILED = "the secure sum was not opened: too few sellers came through"
 SILENT = "no masked update before the deadline"

@@ -35,8 +35,7 @@ from torch.utils.data import (
 )
 
 from privmarket.errors import DataError, PrivacyError
-from privmarket.flower import _failures as failures
-from privmarket.flower import _trial as trial
+from privmarket.flower import _failures as failures, _trial as trial
 from privmarket.flower._guard_open import open_reply
 from privmarket.flower._seller import Job
 from privmarket.flower._wire import Arrays

@@ -22,8 +22,7 @@ from privmarket._settings import HONEST_SHARE, Trust
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Terms
-from privmarket.secagg import Message as SumMessage
-from privmarket.secagg import SumRefusal, from_bytes, to_bytes
+from privmarket.secagg import Message as SumMessage, SumRefusal, from_bytes, to_bytes
 
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 

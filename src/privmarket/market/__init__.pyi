@@ -1,41 +1,41 @@
-from ._attacks import AscentAttack as AscentAttack
-from ._attacks import CoalitionAttack as CoalitionAttack
-from ._attacks import GridAttack as GridAttack
-from ._attacks import Regret as Regret
-from ._attacks import UpwardAttack as UpwardAttack
-from ._audit import AuditReport as AuditReport
-from ._audit import judge as judge
-from ._bids import Bids as Bids
-from ._bids import read_bids as read_bids
-from ._bounds import first_best_bound as first_best_bound
-from ._bounds import fluid_bound as fluid_bound
-from ._bounds import one_price_bound as one_price_bound
-from ._bounds import prior_free_reference as prior_free_reference
-from ._certificate import CertifiedRegret as CertifiedRegret
-from ._certificate import certified_regret as certified_regret
-from ._distributions import Distribution as Distribution
-from ._distributions import distribution as distribution
-from ._distributions import scenario as scenario
-from ._exact_optimum import TypeGrid as TypeGrid
-from ._exact_optimum import exact_optimum as exact_optimum
+from ._attacks import (
+    AscentAttack as AscentAttack,
+    CoalitionAttack as CoalitionAttack,
+    GridAttack as GridAttack,
+    Regret as Regret,
+    UpwardAttack as UpwardAttack,
+)
+from ._audit import AuditReport as AuditReport, judge as judge
+from ._bids import Bids as Bids, read_bids as read_bids
+from ._bounds import (
+    first_best_bound as first_best_bound,
+    fluid_bound as fluid_bound,
+    one_price_bound as one_price_bound,
+    prior_free_reference as prior_free_reference,
+)
+from ._certificate import CertifiedRegret as CertifiedRegret, certified_regret as certified_regret
+from ._distributions import Distribution as Distribution, distribution as distribution, scenario as scenario
+from ._exact_optimum import TypeGrid as TypeGrid, exact_optimum as exact_optimum
 from ._facts import MarketFacts as MarketFacts
-from ._guarantees import ApproximatelyTruthful as ApproximatelyTruthful
-from ._guarantees import BudgetFeasible as BudgetFeasible
-from ._guarantees import CollusionProof as CollusionProof
-from ._guarantees import IndividuallyRational as IndividuallyRational
-from ._guarantees import OutcomeGuarantee as OutcomeGuarantee
-from ._guarantees import Truthful as Truthful
-from ._guarantees import WithinOffer as WithinOffer
-from ._guarantees import promises_of as promises_of
-from ._mechanism import Mechanism as Mechanism
-from ._mechanism import Witness as Witness
-from ._menus import POSTED_PRICE as POSTED_PRICE
-from ._menus import MenuCurve as MenuCurve
-from ._objectives import AggregateError as AggregateError
-from ._objectives import AggregationError as AggregationError
-from ._objectives import Objective as Objective
-from ._objectives import TotalEpsilon as TotalEpsilon
-from ._objectives import TypicalAggregateError as TypicalAggregateError
-from ._objectives import objective as objective
+from ._guarantees import (
+    ApproximatelyTruthful as ApproximatelyTruthful,
+    BudgetFeasible as BudgetFeasible,
+    CollusionProof as CollusionProof,
+    IndividuallyRational as IndividuallyRational,
+    OutcomeGuarantee as OutcomeGuarantee,
+    Truthful as Truthful,
+    WithinOffer as WithinOffer,
+    promises_of as promises_of,
+)
+from ._mechanism import Mechanism as Mechanism, Witness as Witness
+from ._menus import POSTED_PRICE as POSTED_PRICE, MenuCurve as MenuCurve
+from ._objectives import (
+    AggregateError as AggregateError,
+    AggregationError as AggregationError,
+    Objective as Objective,
+    TotalEpsilon as TotalEpsilon,
+    TypicalAggregateError as TypicalAggregateError,
+    objective as objective,
+)
 from ._outcome import Outcome as Outcome
 from ._randomised import RandomisedMechanism as RandomisedMechanism

@@ -1,41 +1,46 @@
-from ._assumptions import Assumptions as Assumptions
-from ._assumptions import Slope as Slope
-from ._assumptions import check_assumptions as check_assumptions
-from ._assumptions import payment_slope as payment_slope
-from ._equilibrium import BidFunction as BidFunction
-from ._equilibrium import Equilibrium as Equilibrium
-from ._equilibrium import Note as Note
-from ._equilibrium import Result as Result
-from ._equilibrium import Statistics as Statistics
-from ._equilibrium import Surface as Surface
-from ._equilibrium import load_bid_function as load_bid_function
-from ._equilibrium import truthful as truthful
-from ._game import DiscreteGame as DiscreteGame
-from ._game import Flow as Flow
-from ._grid import Grid as Grid
-from ._grid import Mesh as Mesh
-from ._markets import MenuMarket as MenuMarket
-from ._markets import QuadraticMarket as QuadraticMarket
-from ._markets import RepresentativeMarket as RepresentativeMarket
-from ._methods import METHODS as METHODS
-from ._methods import BestResponse as BestResponse
-from ._methods import FictitiousPlay as FictitiousPlay
-from ._methods import Method as Method
-from ._methods import OnlineMirrorDescent as OnlineMirrorDescent
-from ._nash_gap import FiniteGame as FiniteGame
-from ._nash_gap import FiniteRun as FiniteRun
-from ._nash_gap import NashGap as NashGap
-from ._nash_gap import nash_gap as nash_gap
-from ._problem import Population as Population
-from ._problem import Problem as Problem
-from ._schemes import SCHEMES as SCHEMES
-from ._schemes import AccuracyOrder as AccuracyOrder
-from ._schemes import BudgetScheme as BudgetScheme
-from ._schemes import ExplicitUpwind as ExplicitUpwind
-from ._schemes import ImplicitUpwind as ImplicitUpwind
-from ._solver import exploitability as exploitability
-from ._solver import solve as solve
-from ._valuations import Diffusion as Diffusion
-from ._valuations import MeanReverting as MeanReverting
-from ._valuations import Transition as Transition
-from ._valuations import ValuationProcess as ValuationProcess
+from ._assumptions import (
+    Assumptions as Assumptions,
+    Slope as Slope,
+    check_assumptions as check_assumptions,
+    payment_slope as payment_slope,
+)
+from ._equilibrium import (
+    BidFunction as BidFunction,
+    Equilibrium as Equilibrium,
+    Note as Note,
+    Result as Result,
+    Statistics as Statistics,
+    Surface as Surface,
+    load_bid_function as load_bid_function,
+    truthful as truthful,
+)
+from ._game import DiscreteGame as DiscreteGame, Flow as Flow
+from ._grid import Grid as Grid, Mesh as Mesh
+from ._markets import (
+    MenuMarket as MenuMarket,
+    QuadraticMarket as QuadraticMarket,
+    RepresentativeMarket as RepresentativeMarket,
+)
+from ._methods import (
+    METHODS as METHODS,
+    BestResponse as BestResponse,
+    FictitiousPlay as FictitiousPlay,
+    Method as Method,
+    OnlineMirrorDescent as OnlineMirrorDescent,
+)
+from ._nash_gap import FiniteGame as FiniteGame, FiniteRun as FiniteRun, NashGap as NashGap, nash_gap as nash_gap
+from ._problem import Population as Population, Problem as Problem
+from ._schemes import (
+    SCHEMES as SCHEMES,
+    AccuracyOrder as AccuracyOrder,
+    BudgetScheme as BudgetScheme,
+    ExplicitUpwind as ExplicitUpwind,
+    ImplicitUpwind as ImplicitUpwind,
+)
+from ._solver import exploitability as exploitability, solve as solve
+from ._valuations import (
+    Diffusion as Diffusion,
+    MeanReverting as MeanReverting,
+    Transition as Transition,
+    ValuationProcess as ValuationProcess,
+)

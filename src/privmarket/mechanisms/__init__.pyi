@@ -1,24 +1,20 @@
 from . import learned as learned
-from ._csra import Csra as Csra
-from ._csra import CsraLiteral as CsraLiteral
-from ._function_rule import FunctionRule as FunctionRule
-from ._function_rule import RuleFunction as RuleFunction
+from ._csra import Csra as Csra, CsraLiteral as CsraLiteral
+from ._function_rule import FunctionRule as FunctionRule, RuleFunction as RuleFunction
 from ._graded_ration import GradedRation as GradedRation
 from ._jsam import Jsam as Jsam
 from ._mean_field_menu import MeanFieldMenu as MeanFieldMenu
-from ._mfg_pricing import MfgPricing as MfgPricing
-from ._mfg_pricing import MfgPricingLiteral as MfgPricingLiteral
+from ._mfg_pricing import MfgPricing as MfgPricing, MfgPricingLiteral as MfgPricingLiteral
 from ._no_sale import why_nothing_sold as why_nothing_sold
-from ._pac import Pac as Pac
-from ._pac import PacLiteral as PacLiteral
+from ._pac import Pac as Pac, PacLiteral as PacLiteral
 from ._proportional_share import ProportionalShare as ProportionalShare
 from ._ration import Ration as Ration
-from ._registry import Rule as Rule
-from ._registry import learned_names as learned_names
-from ._registry import mechanism as mechanism
-from ._registry import mechanism_names as mechanism_names
-from ._registry import resolve as resolve
+from ._registry import (
+    Rule as Rule,
+    learned_names as learned_names,
+    mechanism as mechanism,
+    mechanism_names as mechanism_names,
+    resolve as resolve,
+)
 from ._two_step import TwoStep as TwoStep
-from ._vcg import KPlusOnePrice as KPlusOnePrice
-from ._vcg import Vcg as Vcg
-from ._vcg import VcgLiteral as VcgLiteral
+from ._vcg import KPlusOnePrice as KPlusOnePrice, Vcg as Vcg, VcgLiteral as VcgLiteral

@@ -1,28 +1,29 @@
-from ._accountant import Accountant as Accountant
-from ._accountant import Certificate as Certificate
-from ._accountant import PldAccountant as PldAccountant
-from ._accountant import RdpAccountant as RdpAccountant
-from ._accountant import accounted_epsilon as accounted_epsilon
-from ._accountant import certify as certify
-from ._calibration import ReleaseFamily as ReleaseFamily
-from ._calibration import noise_multiplier as noise_multiplier
-from ._calibration import release_epsilon as release_epsilon
-from ._events import OtherRelease as OtherRelease
-from ._events import PrivacyEvent as PrivacyEvent
-from ._laplace import DiscreteLaplaceRelease as DiscreteLaplaceRelease
-from ._laplace import LaplaceRelease as LaplaceRelease
+from ._accountant import (
+    Accountant as Accountant,
+    Certificate as Certificate,
+    PldAccountant as PldAccountant,
+    RdpAccountant as RdpAccountant,
+    accounted_epsilon as accounted_epsilon,
+    certify as certify,
+)
+from ._calibration import (
+    ReleaseFamily as ReleaseFamily,
+    noise_multiplier as noise_multiplier,
+    release_epsilon as release_epsilon,
+)
+from ._events import OtherRelease as OtherRelease, PrivacyEvent as PrivacyEvent
+from ._laplace import DiscreteLaplaceRelease as DiscreteLaplaceRelease, LaplaceRelease as LaplaceRelease
 from ._noise import NoiseSource as NoiseSource
 from ._policy import SellerPolicy as SellerPolicy
-from ._release import ReleaseGrid as ReleaseGrid
-from ._release import sum_inflation as sum_inflation
-from ._release_audit import audit_family as audit_family
-from ._release_audit import collect_scores as collect_scores
-from ._statistics import Count as Count
-from ._statistics import Histogram as Histogram
-from ._statistics import Mean as Mean
-from ._statistics import ReleasedStatistic as ReleasedStatistic
-from ._statistics import Statistic as Statistic
-from ._statistics import release_statistic as release_statistic
-from ._wallet import Wallet as Wallet
-from ._wallet import Wallets as Wallets
+from ._release import ReleaseGrid as ReleaseGrid, sum_inflation as sum_inflation
+from ._release_audit import audit_family as audit_family, collect_scores as collect_scores
+from ._statistics import (
+    Count as Count,
+    Histogram as Histogram,
+    Mean as Mean,
+    ReleasedStatistic as ReleasedStatistic,
+    Statistic as Statistic,
+    release_statistic as release_statistic,
+)
+from ._wallet import Wallet as Wallet, Wallets as Wallets
 from ._wallet_store import WalletFile as WalletFile

@@ -52,8 +52,10 @@ from privmarket._counted import counted
 from privmarket._lazy import late, require
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
-from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy import _laplace  # noqa: F401  # so that stored wallets know its releases by name
+from privmarket.privacy import (
+    _gaussian as gaussian,
+    _laplace,  # noqa: F401  # so that stored wallets know its releases by name
+)
 from privmarket.privacy._accountant import (
     COLUMNS,
     GAUSSIAN,

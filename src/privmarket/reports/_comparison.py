@@ -21,15 +21,12 @@ from privmarket._files import write_atomically
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
 from privmarket.market import _attacks as attacks
-from privmarket.market._audit import AuditReport, beyond_rounding, student_t
-from privmarket.market._audit import audit as audit_mechanism
+from privmarket.market._audit import AuditReport, audit as audit_mechanism, beyond_rounding, student_t
 from privmarket.market._bids import Array
-from privmarket.market._distributions import Distribution, Source
-from privmarket.market._distributions import distribution as distribution_of
+from privmarket.market._distributions import Distribution, Source, distribution as distribution_of
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._objectives import Objective
-from privmarket.market._objectives import objective as named_objective
+from privmarket.market._objectives import Objective, objective as named_objective
 from privmarket.mechanisms import Rule, mechanism_names, resolve
 
 if TYPE_CHECKING:

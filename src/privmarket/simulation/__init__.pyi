@@ -1,13 +1,6 @@
-from ._attacks import AttackResult as AttackResult
-from ._attacks import attack_client as attack_client
-from ._attacks import attack_run as attack_run
-from ._config import FederationConfig as FederationConfig
-from ._config import Training as Training
+from ._attacks import AttackResult as AttackResult, attack_client as attack_client, attack_run as attack_run
+from ._config import FederationConfig as FederationConfig, Training as Training
 from ._federate import federate as federate
 from ._federation import Federation as Federation
-from ._plan import Plan as Plan
-from ._plan import Planner as Planner
-from ._plan import plan as plan
-from ._result import RunResult as RunResult
-from ._result import client_table as client_table
-from ._result import summarise as summarise
+from ._plan import Plan as Plan, Planner as Planner, plan as plan
+from ._result import RunResult as RunResult, client_table as client_table, summarise as summarise

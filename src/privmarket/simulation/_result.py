@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from privmarket.simulation import _model_file as model_files
     from privmarket.simulation._moments import Whitening
     from privmarket.simulation._own_records import OwnRecords
-    from privmarket.tasks import Task
-    from privmarket.tasks import _models as models
+    from privmarket.tasks import Task, _models as models
 else:  # a server reads statements without torch, and tables and figures are extras
     pandas = late("pandas")
     torch = late("torch")

@@ -14,8 +14,7 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 import privmarket as pm
-from privmarket.broker import _answers as answers
-from privmarket.broker import _routes as routes_module
+from privmarket.broker import _answers as answers, _routes as routes_module
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._client import BrokerCallError, BrokerClient

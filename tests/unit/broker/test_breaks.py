@@ -19,12 +19,14 @@ import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _database as stored
-from privmarket.broker import _noise_tables as noise_tables
-from privmarket.broker import _rules as rules
-from privmarket.broker import _sql as sql
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _clearing as clearing,
+    _database as stored,
+    _noise_tables as noise_tables,
+    _rules as rules,
+    _sql as sql,
+    _wallets as wallets,
+)
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import BrokerError, ConflictError, UnavailableError

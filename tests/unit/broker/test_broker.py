@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import _bidding as bidding
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _log_views as log_views
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import (
+    _bidding as bidding,
+    _clearing as clearing,
+    _ledger as ledger,
+    _log_views as log_views,
+    _wallets as wallets,
+)
 from privmarket.broker._bidding import BidRequest
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import (

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from privmarket.broker import _ledger as ledger
-from privmarket.broker import _views as views
+from privmarket.broker import _ledger as ledger, _views as views
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import (
     BrokerError,

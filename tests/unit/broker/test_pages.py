@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import _charts as charts
-from privmarket.broker import _clearing as clearing
-from privmarket.broker import _views as views
-from privmarket.broker import _wallets as wallets
+from privmarket.broker import _charts as charts, _clearing as clearing, _views as views, _wallets as wallets
 from privmarket.broker._api import create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import UnauthenticatedError

@@ -14,15 +14,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from privmarket.broker import _projection as projection
-from privmarket.broker import _rules as rules
+from privmarket.broker import _projection as projection, _rules as rules
 from privmarket.broker._database import Database
 from privmarket.broker._errors import BrokerError, DatabaseError
 from privmarket.broker._schema import PROJECTIONS, metadata
 from privmarket.broker._verify import verify
 from privmarket.mechanisms import mechanism
-from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy import _wallet as wallet_measures
+from privmarket.privacy import _gaussian as gaussian, _wallet as wallet_measures
 from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_tampering import table_edits
 from privmarket_studies.torture.eventful import eventful_market

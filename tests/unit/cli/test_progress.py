@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from privmarket.cli import _progress as live
-from privmarket.cli import _progress as progress
+from privmarket.cli import _progress as live, _progress as progress
 from privmarket.cli._federate import LiveRounds
 from privmarket.cli._progress import Curve, LiveView, ProgressBar, WorkBar, sparkline
 from privmarket.rounds import RoundRecord

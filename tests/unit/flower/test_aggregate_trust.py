@@ -10,9 +10,7 @@ from flwr.serverapp.strategy import FedMedian
 import privmarket as pm
 from privmarket.broker._signatures import SigningKey
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _sum_server as sums
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _sum_server as sums, _wire as wire
 from privmarket.flower._sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
 from privmarket.secagg import (
     Client,

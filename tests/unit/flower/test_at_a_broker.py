@@ -14,9 +14,7 @@ from privmarket.broker._client import BrokerClient
 from privmarket.broker._signatures import SigningKey
 from privmarket.broker._verify import verify
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _sum_seller as sum_seller
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _sum_seller as sum_seller, _wire as wire
 from privmarket.secagg import AdvertisedKeys, Invitation, KeyList, SigningIdentity
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import run as simulate

@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 
 import privmarket as pm
 from privmarket.cli import app
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _sum_server as sums
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _sum_server as sums, _wire as wire
 from privmarket.flower._seller import Seller, partition_name
 from privmarket.flower._sum_rehearsal import rehearsal_keys
 from privmarket.privacy._wallet_store import WalletFile

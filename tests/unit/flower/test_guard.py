@@ -11,8 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerConfig
-from flwr.server import strategy as old
+from flwr.server import LegacyContext, ServerConfig, strategy as old
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import strategy as new
 from torch import nn

@@ -5,8 +5,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.client import mod as old_mods
 from flwr.clientapp import mod as mods
-from flwr.server import LegacyContext, ServerConfig
-from flwr.server import strategy as old
+from flwr.server import LegacyContext, ServerConfig, strategy as old
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow, SecAggWorkflow
 from flwr.serverapp import strategy as new
 

@@ -9,8 +9,7 @@ from flwr.app import Message, RecordDict
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _in_process as in_process
-from privmarket.flower import _wire as wire
+from privmarket.flower import _in_process as in_process, _wire as wire
 from privmarket.flower._result import RoundJson
 from privmarket.rounds import RoundRecord
 from tests.unit.flower.toy import (

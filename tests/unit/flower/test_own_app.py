@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, Wei
 
 import privmarket as pm
 from privmarket.errors import CheckpointError, ConfigurationError, DataError, UnknownNameError
-from privmarket.flower import _defaults as defaults
-from privmarket.flower import _failures as failures
+from privmarket.flower import _defaults as defaults, _failures as failures
 from privmarket.flower._app_folder import StoppedError, run_app
 from privmarket.flower._training import records_of
 from privmarket.privacy._noise import NoiseSource

@@ -9,8 +9,7 @@ import privmarket as pm
 from privmarket.flower import _wire as wire
 from privmarket.privacy import _wallet_store as wallet_file
 from privmarket.privacy._policy import SellerPolicy
-from tests.unit.flower.test_at_a_broker import make_service
-from tests.unit.flower.test_at_a_broker import play as play_at_broker
+from tests.unit.flower.test_at_a_broker import make_service, play as play_at_broker
 from tests.unit.flower.toy import CLIENTS, OPEN_TO_SUMS, Wire, client, partition, play, server
 
 

@@ -9,8 +9,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _refusals as refusals
-from privmarket.flower import _wire as wire
+from privmarket.flower import _refusals as refusals, _wire as wire
 from privmarket.flower._checkpoint import SettledRounds
 from privmarket.flower._defaults import plan_round
 from privmarket.privacy._accountant import certify

@@ -10,8 +10,7 @@ import pytest
 import privmarket as pm
 from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError
-from privmarket.market import _attacks as attacks
-from privmarket.market import _guarantees as guarantees
+from privmarket.market import _attacks as attacks, _guarantees as guarantees
 from privmarket.market._attacks import CoalitionAttack, Collusion
 from privmarket.market._distributions import scenario
 from privmarket.market._mechanism import Mechanism

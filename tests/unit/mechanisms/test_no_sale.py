@@ -7,8 +7,7 @@ import re
 import pytest
 
 import privmarket as pm
-from privmarket.mechanisms import _no_sale as no_sale
-from privmarket.mechanisms import why_nothing_sold
+from privmarket.mechanisms import _no_sale as no_sale, why_nothing_sold
 
 THREE = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])
 

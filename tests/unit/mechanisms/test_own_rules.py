@@ -13,8 +13,7 @@ import pytest
 import privmarket as pm
 from privmarket.errors import ConfigurationError, MissingPartError, OutcomeError, UnknownNameError
 from privmarket.market._facts import MarketFacts
-from privmarket.mechanisms import FunctionRule, resolve
-from privmarket.mechanisms import _registry as registry
+from privmarket.mechanisms import FunctionRule, _registry as registry, resolve
 from privmarket.mechanisms._proportional_share import ProportionalShare
 
 BIDS = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])

@@ -9,8 +9,7 @@ import pytest
 from dp_accounting import rdp as their_rdp
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import _accountant as accountant_module
-from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy import _accountant as accountant_module, _gaussian as gaussian
 from privmarket.privacy._accountant import (
     ORDERS,
     PldAccountant,

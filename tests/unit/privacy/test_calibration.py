@@ -7,8 +7,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import _calibration as tables
-from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy import _calibration as tables, _gaussian as gaussian
 from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier, release_epsilon
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._release import ReleaseGrid, release_distance, sum_inflation

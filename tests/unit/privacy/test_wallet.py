@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError, WalletError
-from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy import _wallet as wallets
+from privmarket.privacy import _gaussian as gaussian, _wallet as wallets
 from privmarket.privacy._accountant import certify, composed_epsilon, release_costs
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent

@@ -1,8 +1,7 @@
 """The one pacing rule and the one record, against sums done by hand."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from privmarket._settings import MarketPlan
 from privmarket.errors import WalletError

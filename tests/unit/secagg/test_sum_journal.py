@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import WriteError
-from privmarket.secagg import Client, FileJournal, SumRefusal, answer
-from privmarket.secagg import _journal as journal_module
+from privmarket.secagg import Client, FileJournal, SumRefusal, _journal as journal_module, answer
 from tests.unit.secagg.parties import IDENTITIES, Play, terms_of, total_of, vector_of
 
 

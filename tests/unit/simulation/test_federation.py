@@ -9,8 +9,7 @@ from privmarket.errors import CheckpointError, ConfigurationError, DataError, Un
 from privmarket.privacy._wallet_store import MemoryStore
 from privmarket.rounds import MICRO, LocalAuctioneer, hold_auction
 from privmarket.secagg import honest_sellers
-from privmarket.simulation import _federation as simulation
-from privmarket.simulation import _pool as pool
+from privmarket.simulation import _federation as simulation, _pool as pool
 from privmarket.simulation._checkpoint import load_checkpoint
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import Federation, SimulatedClients, run

@@ -13,8 +13,7 @@ import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._accountant import RdpAccountants
 from privmarket.reports._verdict import strength_sentence, worst_promise
-from privmarket.simulation import _federation as simulation
-from privmarket.simulation import _moments
+from privmarket.simulation import _federation as simulation, _moments
 from privmarket.simulation._checkpoint import save_checkpoint, to_checkpoint
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federate import settings_of

@@ -11,8 +11,7 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
 from privmarket.reports._plan_figure import write_plan
-from privmarket.simulation import _plan as plan_choices
-from privmarket.simulation import _plan as planning
+from privmarket.simulation import _plan as plan_choices, _plan as planning
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import run

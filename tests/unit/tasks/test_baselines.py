@@ -8,8 +8,7 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.tasks import _baselines as baselines
-from privmarket.tasks import own_records_alone
+from privmarket.tasks import _baselines as baselines, own_records_alone
 
 
 def blobs(rng, records=300, features=6, labels=3, apart=1.2):

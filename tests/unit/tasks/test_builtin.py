@@ -9,8 +9,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.tasks import _downloads as downloads
-from privmarket.tasks import dirichlet_partition, dirichlet_sizes_partition, task_names
+from privmarket.tasks import _downloads as downloads, dirichlet_partition, dirichlet_sizes_partition, task_names
 from privmarket.tasks._datasets import TABLES, DatasetFiles, load_dataset
 
 

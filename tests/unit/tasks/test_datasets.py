@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.tasks import _datasets as datasets
-from privmarket.tasks import _downloads as downloads
+from privmarket.tasks import _datasets as datasets, _downloads as downloads
 from privmarket.tasks._datasets import DatasetFiles, data_folder, has_checksum, load_dataset
 from privmarket.tasks._downloads import get_dataset
 

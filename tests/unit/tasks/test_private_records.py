@@ -10,8 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from privmarket.tasks import Schema, Task
-from privmarket.tasks import _from_table as from_table
+from privmarket.tasks import Schema, Task, _from_table as from_table
 
 ROWS = 240
 HEADER = ["site", "x", "kind", "flag", "y", "class", "person"]

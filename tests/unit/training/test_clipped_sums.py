@@ -15,6 +15,9 @@ from privmarket.training import (
     ClientRecords,
     PrivateModel,
     Sample,
+    _clipping as clipping,
+    _layers as layers,
+    _terms as terms,
     build_model,
     clipped_sums,
     cross_entropy,
@@ -22,9 +25,6 @@ from privmarket.training import (
     method_for,
     squared_error,
 )
-from privmarket.training import _clipping as clipping
-from privmarket.training import _layers as layers
-from privmarket.training import _terms as terms
 from privmarket.training._arithmetic import clip_factors, row_energy, tiled
 from privmarket.training._clipping import add_plain_sums
 from privmarket.training._losses import cross_entropy_slopes

@@ -6,8 +6,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from privmarket.errors import ConfigurationError
-from privmarket.training import ClientRecords, PrivateModel, add_rule, clipped_sums, method_for, require_per_record
-from privmarket.training import _layers as layers
+from privmarket.training import (
+    ClientRecords,
+    PrivateModel,
+    _layers as layers,
+    add_rule,
+    clipped_sums,
+    method_for,
+    require_per_record,
+)
 
 ROWS = 40
 CLIP = 0.5

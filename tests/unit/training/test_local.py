@@ -11,6 +11,8 @@ from privmarket.training import (
     ClientRecords,
     LocalPlan,
     PrivateModel,
+    _clipping as clipping,
+    _local as local,
     by_person,
     cnn,
     gradient_sums,
@@ -18,8 +20,6 @@ from privmarket.training import (
     plain_updates,
     private_updates,
 )
-from privmarket.training import _clipping as clipping
-from privmarket.training import _local as local
 
 MODEL = PrivateModel(mlp((1, 6, 6), 4, hidden=(12, 8)), name="mlp")
 CNN = PrivateModel(cnn((1, 6, 6), 4, channels=(3, 4)), name="cnn")

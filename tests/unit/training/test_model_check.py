@@ -4,8 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privmarket.training import ModelError, layer_findings, require_per_record, row_findings
-from privmarket.training import _check as model_check
+from privmarket.training import ModelError, _check as model_check, layer_findings, require_per_record, row_findings
 
 IMAGES, VECTORS, TOKENS = torch.zeros(3, 1, 8, 8), torch.zeros(3, 6), torch.zeros(3, 7, dtype=torch.int64)
 

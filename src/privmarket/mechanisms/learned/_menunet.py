@@ -28,11 +28,9 @@ from privmarket.market._bids import Array, Bids
 from privmarket.market._distributions import SCENARIOS
 from privmarket.market._mechanism import budget_column
 from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve
-from privmarket.market._objectives import AggregateError, AggregationError, Objective
-from privmarket.market._objectives import objective as objective_called
+from privmarket.market._objectives import AggregateError, AggregationError, Objective, objective as objective_called
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_design import bias_to_noise as ration_bias_to_noise
-from privmarket.market._ration_design import two_step_curve
+from privmarket.market._ration_design import bias_to_noise as ration_bias_to_noise, two_step_curve
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_menu import face_all
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped

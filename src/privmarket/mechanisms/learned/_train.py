@@ -18,11 +18,9 @@ from privmarket._lazy import late
 from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
-from privmarket.market._distributions import Distribution, Source
-from privmarket.market._distributions import distribution as distribution_of
+from privmarket.market._distributions import Distribution, Source, distribution as distribution_of
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._objectives import AggregationError, Objective, TotalEpsilon
-from privmarket.market._objectives import objective as objective_called
+from privmarket.market._objectives import AggregationError, Objective, TotalEpsilon, objective as objective_called
 from privmarket.mechanisms._registry import named_object, registered_names
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, network_mechanism
 from privmarket.mechanisms.learned._losses import LossLike, training_loss

@@ -14,8 +14,7 @@ from privmarket.cli._options import Json, Seed, note, print_json, print_table
 from privmarket_studies.commands.bench_broker import bench_broker
 
 if TYPE_CHECKING:
-    from rich import console
-    from rich import table as tables
+    from rich import console, table as tables
 
     from privmarket import mechanisms
     from privmarket_studies import (

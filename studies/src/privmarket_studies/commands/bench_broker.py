@@ -11,8 +11,7 @@ from privmarket._lazy import late
 from privmarket.cli._options import Json, Seed, print_json, print_table
 
 if TYPE_CHECKING:
-    from rich import console
-    from rich import table as tables
+    from rich import console, table as tables
 
     from privmarket_studies import broker_large_round, broker_speed
     from privmarket_studies.torture import runs

@@ -13,8 +13,7 @@ from privmarket.cli._options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich import console
-    from rich import table as tables
+    from rich import console, table as tables
 
     from privmarket_studies import nash_gap_study
     from privmarket_studies.nash_gap_study import NashGapReport

@@ -9,8 +9,7 @@ import numpy as np
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
 from privmarket_studies.reproduce.statistics import Measured, compare, interval
-from privmarket_studies.what_money_buys import cells as money
-from privmarket_studies.what_money_buys import page as money_page
+from privmarket_studies.what_money_buys import cells as money, page as money_page
 
 NAME = "found.md"
 _MARKET = {"scenario": "uniform", "clients": 100, "budget": 50}

@@ -21,8 +21,7 @@ from privmarket_studies.reproduce import (
 )
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import ResultPage, Results
-from privmarket_studies.what_money_buys import cells as money_cells
-from privmarket_studies.what_money_buys import page as money_page
+from privmarket_studies.what_money_buys import cells as money_cells, page as money_page
 
 
 @dataclass(frozen=True)

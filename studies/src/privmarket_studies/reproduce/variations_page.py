@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from privmarket._figures import line_look, new_figure
 from privmarket_studies.free_baseline import own_records_line
-from privmarket_studies.reproduce import models_section
-from privmarket_studies.reproduce import variations as runs
+from privmarket_studies.reproduce import models_section, variations as runs
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,

@@ -11,9 +11,7 @@ from pathlib import Path
 from sqlalchemy import create_engine, event
 from sqlalchemy.exc import IntegrityError
 
-from privmarket.broker import _log as log
-from privmarket.broker import _projection as projection
-from privmarket.broker import _sql as sql
+from privmarket.broker import _log as log, _projection as projection, _sql as sql
 from privmarket.broker._broker import Broker
 from privmarket.broker._database import Database
 from privmarket.broker._log import Entry

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned._dm_regretnet import LevelsNetwork

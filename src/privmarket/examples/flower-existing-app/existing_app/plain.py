@@ -9,8 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from existing_app.task import Net, load_data, load_test_data, test
-from existing_app.task import train as train_fn
+from existing_app.task import Net, load_data, load_test_data, test, train as train_fn
 
 client = ClientApp()
 
