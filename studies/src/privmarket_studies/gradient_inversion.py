@@ -128,6 +128,8 @@ def record_gradients(module: nn.Sequential, inputs: Tensor, labels: Tensor) -> T
     parts: list[Tensor] = []
     for (layer, before, _), slope in zip(seen, slopes, strict=True):
         if isinstance(layer, nn.Conv2d):
+            if isinstance(layer.padding, str):
+                raise TypeError(f"padding {layer.padding!r} of a convolution: give numbers")
             patches = functional.unfold(before, layer.kernel_size, padding=layer.padding)
             slope = slope.flatten(2)
             parts += [(slope @ patches.transpose(1, 2)).flatten(1), slope.sum(2)]
@@ -140,7 +142,8 @@ def clipped_sums(gradients: Tensor, clip_norm: float, batch: int) -> Tensor:
     """(releases · batch, parameters) → (releases, parameters): each row clipped, then added up by release."""
     norms = gradients.norm(dim=1, keepdim=True)
     clipped = gradients * (clip_norm / norms.clamp_min(clip_norm))
-    return clipped.view(-1, batch, gradients.shape[1]).sum(1)
+    sums: Tensor = clipped.view(-1, batch, gradients.shape[1]).sum(1)
+    return sums
 
 
 def variation(pictures: Tensor) -> Tensor:
@@ -348,16 +351,17 @@ def attack(cache: Path, settings: Sequence[Setting] = SETTINGS) -> None:
             started = time.process_time()
             search = chosen_search(setting, epsilon)
             found = case.attacked(epsilon, search)
+            judged = case.judged(found)
             facts = {
                 "search": asdict(search),
                 "noise_multiplier": case.noise_multiplier(epsilon),
-                **case.judged(found),
+                **judged,
                 "processor_seconds": round(time.process_time() - started, 1),
             }
             beside = kept.with_suffix(".new.npz")
             np.savez(beside, found=found.numpy().astype(np.float16), facts=json.dumps(facts))
             beside.replace(kept)
-            print(kept.stem, f"{np.mean(facts['error']):.4f}", flush=True)
+            print(kept.stem, f"{np.mean(judged['error']):.4f}", flush=True)
 
 
 def _label(epsilon: float | None) -> str:

@@ -362,9 +362,10 @@ def _filled(name: str, **values: object) -> str:
     """The template `templates/literal/<name>.md` with its values; every figure of the page comes from the files."""
     text = (files("privmarket_studies") / "templates" / "literal" / f"{name}.md").read_text(encoding="utf-8")
     template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return template.render(
+    rendered: str = template.render(
         **{key: one.strip() if isinstance(one, str) and "\n" in one else one for key, one in values.items()}
     )
+    return rendered
 
 
 def render(folder: Path = FOLDER) -> str:

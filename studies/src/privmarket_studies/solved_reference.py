@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privmarket.market._bids import Array
-from privmarket.meanfield._solver import Equilibrium
+from privmarket.meanfield import Equilibrium
 from privmarket.mechanisms.learned._markets import Markets
 
 
