@@ -226,7 +226,7 @@ def train_cnn(
         return None
     last = torch.channels_last
     with torch.no_grad():
-        parts = torch.split(inputs.contiguous(memory_format=last), 128)  # type: ignore[no-untyped-call]
+        parts = torch.split(inputs.contiguous(memory_format=last), 128)
         features = [_cnn_features(weights, some) for some in parts]
         if not any(bool(one.any()) for one in features):
             return [*weights[:5], train_last_bias(weights[5], labels, plan, rng)]
