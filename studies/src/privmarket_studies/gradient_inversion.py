@@ -128,7 +128,7 @@ def record_gradients(module: nn.Sequential, inputs: Tensor, labels: Tensor) -> T
     parts: list[Tensor] = []
     for (layer, before, _), slope in zip(seen, slopes, strict=True):
         if isinstance(layer, nn.Conv2d):
-            patches = functional.unfold(before, layer.kernel_size, padding=layer.padding)
+            patches = functional.unfold(before, layer.kernel_size, padding=layer.padding)  # type: ignore[arg-type]
             slope = slope.flatten(2)
             parts += [(slope @ patches.transpose(1, 2)).flatten(1), slope.sum(2)]
         else:
@@ -140,7 +140,8 @@ def clipped_sums(gradients: Tensor, clip_norm: float, batch: int) -> Tensor:
     """(releases · batch, parameters) → (releases, parameters): each row clipped, then added up by release."""
     norms = gradients.norm(dim=1, keepdim=True)
     clipped = gradients * (clip_norm / norms.clamp_min(clip_norm))
-    return clipped.view(-1, batch, gradients.shape[1]).sum(1)
+    sums: Tensor = clipped.view(-1, batch, gradients.shape[1]).sum(1)
+    return sums
 
 
 def variation(pictures: Tensor) -> Tensor:
@@ -348,7 +349,7 @@ def attack(cache: Path, settings: Sequence[Setting] = SETTINGS) -> None:
             started = time.process_time()
             search = chosen_search(setting, epsilon)
             found = case.attacked(epsilon, search)
-            facts = {
+            facts: dict[str, Any] = {
                 "search": asdict(search),
                 "noise_multiplier": case.noise_multiplier(epsilon),
                 **case.judged(found),
