@@ -128,9 +128,7 @@ def record_gradients(module: nn.Sequential, inputs: Tensor, labels: Tensor) -> T
     parts: list[Tensor] = []
     for (layer, before, _), slope in zip(seen, slopes, strict=True):
         if isinstance(layer, nn.Conv2d):
-            if isinstance(layer.padding, str):
-                raise TypeError(f"padding {layer.padding!r} of a convolution: give numbers")
-            patches = functional.unfold(before, layer.kernel_size, padding=layer.padding)
+            patches = functional.unfold(before, layer.kernel_size, padding=layer.padding)  # type: ignore[arg-type]
             slope = slope.flatten(2)
             parts += [(slope @ patches.transpose(1, 2)).flatten(1), slope.sum(2)]
         else:
@@ -351,17 +349,16 @@ def attack(cache: Path, settings: Sequence[Setting] = SETTINGS) -> None:
             started = time.process_time()
             search = chosen_search(setting, epsilon)
             found = case.attacked(epsilon, search)
-            judged = case.judged(found)
-            facts = {
+            facts: dict[str, Any] = {
                 "search": asdict(search),
                 "noise_multiplier": case.noise_multiplier(epsilon),
-                **judged,
+                **case.judged(found),
                 "processor_seconds": round(time.process_time() - started, 1),
             }
             beside = kept.with_suffix(".new.npz")
             np.savez(beside, found=found.numpy().astype(np.float16), facts=json.dumps(facts))
             beside.replace(kept)
-            print(kept.stem, f"{np.mean(judged['error']):.4f}", flush=True)
+            print(kept.stem, f"{np.mean(facts['error']):.4f}", flush=True)
 
 
 def _label(epsilon: float | None) -> str:

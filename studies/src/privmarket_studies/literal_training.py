@@ -226,8 +226,9 @@ def train_cnn(
         return None
     last = torch.channels_last
     with torch.no_grad():
-        parts = torch.split(inputs.contiguous(memory_format=last), 128)
-        features = [_cnn_features(weights, some) for some in parts]
+        features = [
+            _cnn_features(weights, some) for some in torch.split(inputs.contiguous(memory_format=last), 128)
+        ]
         if not any(bool(one.any()) for one in features):
             return [*weights[:5], train_last_bias(weights[5], labels, plan, rng)]
     own = [(one.contiguous(memory_format=last) if one.ndim == 4 else one).clone() for one in weights]

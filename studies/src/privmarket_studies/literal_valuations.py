@@ -197,10 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.cache.mkdir(parents=True, exist_ok=True)
     found = markets(given.cache)
     FOLDER.mkdir(parents=True, exist_ok=True)
+    place = FOLDER / "valuations.json"
     # The runs take longer; the markets are worth having without them.
-    write_atomically(FOLDER / "valuations.json", json.dumps({"markets": found, "federated": []}) + "\n")
-    runs = federated(given.cache)
-    write_atomically(FOLDER / "valuations.json", json.dumps({"markets": found, "federated": runs}) + "\n")
+    write_atomically(place, json.dumps({"markets": found, "federated": []}) + "\n")
+    write_atomically(place, json.dumps({"markets": found, "federated": federated(given.cache)}) + "\n")
 
 
 if __name__ == "__main__":
