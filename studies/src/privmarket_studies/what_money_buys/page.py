@@ -76,6 +76,7 @@ def render(results: Results) -> ResultPage:
         prose("money-curve"),
         *(curve_table(found, market) for market in curves),
         half_table(found, curves),
+        equal_money_table(found, curves[0]),
         worst_case_table(found, curves[0]),
     ]
     if not found.quick:
@@ -304,6 +305,28 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
     )
 
 
+def equal_money_table(found: Found, market: Market) -> Table:
+    """Aggregate against local trust where both were offered the same money, seed by seed."""
+    points = {trust: dict(curve_points(found, market, trust)) for trust in study.TRUSTS}
+    rows = []
+    for money in sorted({*market.money["aggregate"]} & {*market.money["local"]}):
+        aggregate = points["aggregate"].get(money, {})
+        local = points["local"].get(money, {})
+        gains = {trust: _gains(runs) for trust, runs in (("aggregate", aggregate), ("local", local))}
+        shared = gains["aggregate"].keys() & gains["local"].keys()
+        difference = NOT_COMPUTED
+        if shared:
+            name = next(iter(aggregate.values()))["score_name"]
+            difference = _with_interval({s: gains["aggregate"][s] - gains["local"][s] for s in shared}, name)
+        rows.append([f"{money:g}", gain_text(aggregate), gain_text(local), difference, str(len(shared))])
+    return Table(
+        "money-equal",
+        f"{market.name}: the same money offered under both trusts, differences seed by seed [95 %]",
+        ("offered", "aggregate, gain", "local, gain", "aggregate − local", "seeds"),
+        rows,
+    )
+
+
 def worst_case_table(found: Found, market: Market) -> Table:
     """The same releases under aggregate trust if sellers priced the ε that is left when all others collude."""
     rows = []
@@ -337,15 +360,16 @@ def baseline_table(found: Found) -> Table:
         for wallet in study.WALLETS:
             configs = study.baseline_configs(market, wallet)
             runs = {name: found.runs(config) for name, config in configs.items()}
-            shared = runs["distributed, one ε for all"]
-            row = [market.name, f"{wallet:g}", mean_text(shared, "before")]
-            for name in configs:
-                row.append(gain_text(runs[name]))
-            rows.append([*row, str(min(len(one) for one in runs.values()))])
+            done = [set(one) for one in runs.values() if one]
+            seeds = set.intersection(*done) if done else set()
+            shared = {name: {seed: one[seed] for seed in seeds if seed in one} for name, one in runs.items()}
+            before = next((one for one in shared.values() if one), {})
+            gains = [gain_text(one) for one in shared.values()]
+            rows.append([market.name, f"{wallet:g}", mean_text(before, "before"), *gains, str(len(seeds))])
     return Table(
         "money-baselines",
         "Gain over own records [95 %] at equal lifetime ε, everybody selling the same ε",
-        ("market", "ε ≤", "own records", "central curator", "secure sum", "local noise", "seeds of all three"),
+        ("market", "ε ≤", "own records", "central curator", "secure sum", "local noise", "seeds"),
         rows,
     )
 
