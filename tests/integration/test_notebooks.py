@@ -17,10 +17,13 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 def test_they_are_all_here():
     assert [path.stem for path in NOTEBOOKS] == [
+        "accounting",
         "auction-and-audit",
         "broker-from-python",
         "equilibrium",
         "federated-run-both-trusts",
+        "learning",
+        "own-data",
     ]
 
 

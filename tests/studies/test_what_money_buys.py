@@ -1,7 +1,9 @@
 """What money buys: gains, ε under several assumptions, and choices that only public records make."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +131,16 @@ def test_at_one_price_money_falls_by_about_the_root_of_the_honest_sellers():
     assert found["local"] < found["local_ration"], "the rule for local noise is cheaper than any ration"
     assert noise.PRICES[0] < found["aggregate_price"] < noise.PRICES[-1]
     assert noise.PRICES[0] < found["local_price"] < noise.PRICES[-1]
+
+
+def test_the_front_page_of_the_site_states_the_figure_s_epsilon():
+    docs = Path(__file__).parents[2] / "docs"
+    told = " ".join((docs / "index.md").read_text(encoding="utf-8").split())
+    shown = (docs / "results/what-money-buys/README.md").read_text(encoding="utf-8")
+    honest, collude, local = re.search(
+        r"to (\S+) if two thirds of a round's sellers are honest, up to (\S+) if all others collude; "
+        r"local trust: lifetime ε of who sold most from \S+ to (\S+) ",
+        shown,
+    ).groups()
+    assert f"a lifetime ε of at most {float(honest):g} if the server sees only sums" in told
+    assert f"({float(collude):g} if all others collude), and at most {float(local):g} if it sees every update" in told
