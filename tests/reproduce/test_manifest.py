@@ -47,12 +47,6 @@ def test_the_results_of_a_study_are_those_of_the_manifest(name, there):
     assert (found.results, found.digest) == (last["results"], last["digest"])
 
 
-def test_the_manifest_holds_what_the_front_page_shows(there):
-    """README's picture and its price of 94 % come from these files."""
-    assert there["trust/runs"].results == len(list((KEPT / "trust/runs").glob("*.json"))) > 200
-    assert {"selection.json", "spread.json", "again.json", "speed.json"} <= there["trust"].slots.keys()
-
-
 def test_fewer_results_have_a_reason():
     assert manifest.unexplained(manifest.read(KEPT)) == []
 

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from privmarket_studies.free_baseline import (
     FOLDER,
     best_text,
-    front_sentence,
     measure,
     own_records,
     own_records_line,
@@ -16,8 +14,6 @@ from privmarket_studies.free_baseline import (
     render,
     settings,
 )
-from privmarket_studies.trust_results import curve
-from privmarket_studies.trust_runs import MONEY, RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,22 +40,6 @@ def test_the_best_model_is_chosen_by_cross_validation():
     for row in read():
         scores = [model["cross_validated"] for model in row["models"]]
         assert scores == sorted(scores, reverse=True)
-
-
-def test_readme_says_what_the_file_says():
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert front_sentence() in text
-    best = [own_records(name, "aggregate")["models"][0]["test"] for name in ("mnist", "fashion-mnist", "cifar10")]
-    assert "more on all three" in text
-    assert "{:.1f} %, {:.1f} % and {:.1f} %".format(*(100 * one for one in best)) in text
-
-
-def test_the_curves_of_money_end_below_the_free_figure():
-    """The trust page says so of every curve, and of the worst of the free models too."""
-    runs = ROOT / "docs/results/trust/runs"
-    free = min(model["test"] for model in own_records("mnist", "aggregate")["models"])
-    points = [results for trust in MONEY for rule in RULES for _, results in curve(runs, trust, rule)]
-    assert max(np.mean([result["accuracy"] for result in results]) for results in points) < free
 
 
 def test_what_was_not_computed_is_not_invented(tmp_path):

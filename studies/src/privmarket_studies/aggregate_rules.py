@@ -29,7 +29,7 @@ from privmarket.mechanisms.learned._menu_training import RationSearch, curve_val
 LAWS = ("uniform", "bimodal", "lognormal")
 HETEROGENEITIES = (0.1, 0.3)
 BUDGETS = (5.0, 20.0, 50.0)
-# Those of the trainings in results/trust: H as measured there, and money a round.
+# H as measured in trainings on MNIST, and money a round.
 TYPICAL_HETEROGENEITIES, TYPICAL_BUDGETS = (1.0, 3.0), (1.0, 2.0, 6.0)
 FIXED = ("pac", "mean-field-menu", "ration", "two-step")
 LEARNED = "mfg-menunet"
@@ -173,8 +173,8 @@ def render_typical(rows: list[TypicalRow]) -> list[str]:
     lines = [
         "## Where prices have nothing to do with the data",
         "",
-        "The same for `typical-aggregate-error`, the error that decides in trainings "
-        "([results](../trust/README.md)), as a multiple of its fluid bound: the graded design of `graded-ration`; "
+        "The same for `typical-aggregate-error`, the error that decides in trainings, "
+        "as a multiple of its fluid bound: the graded design of `graded-ration`; "
         "a menu learned from there for that error; and the shipped `mfg-menunet`, learned for the worst case "
         f"(`aggregate-error`). {rows[0]['markets']} fresh markets of {CLIENTS} clients.",
         "",

@@ -118,19 +118,6 @@ def own_records_line(datasets: Sequence[str], trust: str, folder: Path = FOLDER)
     return f"Buyer's own records alone, on the same features, for nothing and at ε = 0: {'; '.join(said)}."
 
 
-def front_sentence(folder: Path = FOLDER) -> str:
-    """What README says about MNIST: the worst and the best model of the kept-back records."""
-    row = own_records("mnist", "aggregate", folder)
-    if row is None:
-        return NOT_COMPUTED
-    models = sorted(row["models"], key=lambda model: model["test"])
-    worst, best = (f"{100 * model['test']:.1f} % ({model['name']})" for model in (models[0], models[-1]))
-    return (
-        f"the {row['records']:,} labelled MNIST records that the buyer keeps back give {worst} to {best} by "
-        "themselves, on the same public features, for nothing and at ε = 0"
-    )
-
-
 _HEAD = f"""# What the buyer's own records give for nothing
 
 The buyer keeps back some labelled records that no client holds: every twelfth of MNIST's and Fashion-MNIST's
@@ -153,7 +140,7 @@ one writer fall into several folds, while the test file is by other writers.
 
 The kept-back records were also used to choose rates and rounds of the market's runs, so the comparison is between
 a buyer that trains on its records and one that only tunes on them. A warm start from the buyer's own model, which
-would use them for both, is not in the runs that are kept so far.
+would use them for both, is in [what money buys](../what-money-buys/README.md).
 """
 
 

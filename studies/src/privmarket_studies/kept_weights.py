@@ -2,7 +2,7 @@
 
 A run that is made today carries the digest of its rule's weights. Runs of before did not. For them
 `earlier-weights.json`, beside the folder of runs, has the digest of the weights in the commit that brought the run
-in its present form; `python -m privmarket_studies.kept_weights docs/results/trust` reads it from git.
+in its present form; `python -m privmarket_studies.kept_weights docs/results/federated` reads it from git.
 """
 
 from __future__ import annotations
@@ -125,5 +125,5 @@ def _git(folder: Path, *words: str) -> bytes:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Finds in git which weights kept runs were made with.")
-    parser.add_argument("folder", type=Path, help="docs/results/trust or docs/results/federated")
+    parser.add_argument("folder", type=Path, help="docs/results/federated")
     print(establish(parser.parse_args().folder.resolve()))

@@ -26,7 +26,7 @@ from privmarket_studies.reproduce.cache import read_bundle
 
 NAME = "manifest.json"
 _CELLS = "cells.jsonl"
-_FOLDERS = ("federated/runs", "trust/runs")  # a result per file
+_FOLDERS = ("federated/runs",)  # a result per file
 # Lists of results that are added to and never computed again: a row is its own name.
 _LOGS = ("broker/kills.json", "broker/simulation.json", "broker/fuzz.json")
 # Lists of results as a study of their own: the list's field in the file ("" for the whole file), the fields of a
