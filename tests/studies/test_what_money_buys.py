@@ -137,10 +137,13 @@ def test_the_front_page_of_the_site_states_the_figure_s_epsilon():
     docs = Path(__file__).parents[2] / "docs"
     told = " ".join((docs / "index.md").read_text(encoding="utf-8").split())
     shown = (docs / "results/what-money-buys/README.md").read_text(encoding="utf-8")
-    honest, collude, local = re.search(
-        r"to (\S+) if two thirds of a round's sellers are honest, up to (\S+) if all others collude; "
-        r"local trust: lifetime ε of who sold most from \S+ to (\S+) ",
+    honest, collude, local, seeds = re.search(
+        r"to (\S+), by the point, if two thirds of a round's sellers are honest "
+        r"\(\S+ to (\S+) if all others collude\); local trust: lifetime ε of who sold most "
+        r"\S+ to (\S+), by the point \(δ = 1e-5\)\. Mean and 95 % interval over (\d+) seeds",
         shown,
     ).groups()
     assert f"a lifetime ε of at most {float(honest):g} if the server sees only sums" in told
-    assert f"({float(collude):g} if all others collude), and at most {float(local):g} if it sees every update" in told
+    assert f"({float(collude):g} if all others collude)" in told
+    assert f"and at most {float(local):g} if it sees every update" in told
+    assert f"mean and 95 % interval over {seeds} seeds" in told
