@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from privmarket.market._objectives import AggregateError
-from privmarket_studies.reproduce import found, publish, readme_table, rq3
+from privmarket_studies.reproduce import found, publish, rq3, summary_table
 from privmarket_studies.reproduce.cache import write_bundle
 from privmarket_studies.reproduce.document import Figure, Results, Table
 from privmarket_studies.reproduce.markets import EXACT, RULES
@@ -26,7 +26,7 @@ KEPT = ROOT / "docs/results"
 def differences(folder: Path) -> list[str]:
     """Files whose text is not what the kept cells give."""
     expected: dict[Path, str] = {folder / "README.md": publish.index(folder)}
-    expected[folder / "summary.md"] = readme_table.block(publish.all_kept(folder))
+    expected[folder / "summary.md"] = summary_table.block(publish.all_kept(folder))
     expected[folder / found.NAME] = found.page(publish.all_kept(folder), folder)
     for question in publish.kept_questions(folder):
         page = publish.render_kept(question, folder)
@@ -141,9 +141,9 @@ def test_results_of_earlier_weights_are_refused_in_every_row(name, mechanism):
 
 def test_the_summary_refuses_results_of_earlier_weights(results):
     old = Results(outdate(results.records, "mfg-regretnet"))
-    (row,) = [line for line in readme_table.block(old).splitlines() if line.startswith("| `mfg-regretnet` |")]
+    (row,) = [line for line in summary_table.block(old).splitlines() if line.startswith("| `mfg-regretnet` |")]
     assert row.count("older weights") == 8
-    readme_table.draw(old)
+    summary_table.draw(old)
 
 
 def test_what_is_outdated_is_named_on_the_first_page(tmp_path, results):
@@ -153,18 +153,6 @@ def test_what_is_outdated_is_named_on_the_first_page(tmp_path, results):
     write_bundle(tmp_path / "rq3" / publish.CELLS, old)
     said = "the cells of `mfg-regretnet` were computed with earlier ones and are not shown"
     assert said in publish.index(tmp_path)
-
-
-def test_readme_shows_the_summary_as_rendered(results):
-    page = (ROOT / "README.md").read_text()
-    assert readme_table.BEGIN in page, "README has lost the markers of its table"
-    assert readme_table.between_markers(page, readme_table.block(results, "docs/results/")) == page
-
-
-def test_the_summary_goes_between_the_markers_and_nowhere_else():
-    begin, end = readme_table.BEGIN, readme_table.END
-    page = f"head\n{begin}\nold\n{end}\ntail\n"
-    assert readme_table.between_markers(page, "new\n") == f"head\n{begin}\nnew\n{end}\ntail\n"
 
 
 def test_pacs_row_of_the_papers_table_is_ten_clients(results):

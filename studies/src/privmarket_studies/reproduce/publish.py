@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from privmarket._files import write_atomically
-from privmarket_studies.reproduce import found, manifest, readme_table
+from privmarket_studies.reproduce import found, manifest, summary_table
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import ResultPage, Results, Text, prose
@@ -96,15 +96,13 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
         page = render_kept(question, folder)
         written += write_page(page, folder / question.name, mark_of(question, folder))
     results = all_kept(folder)
-    drawing = readme_table.draw(results)
+    drawing = summary_table.draw(results)
     for kind in ("png", "svg"):
-        write_atomically(folder / f"{readme_table.NAME}.{kind}", drawn(drawing, kind))
-    texts = ((f"{readme_table.NAME}.md", readme_table.block(results)), ("README.md", index(folder)))
+        write_atomically(folder / f"{summary_table.NAME}.{kind}", drawn(drawing, kind))
+    texts = ((f"{summary_table.NAME}.md", summary_table.block(results)), ("README.md", index(folder)))
     for name, text in (*texts, (found.NAME, found.page(results, folder))):
         write_atomically(folder / name, text)
         written.append(folder / name)
-    if readme_table.update_readme(folder.parents[1] / "README.md", results):
-        written.append(folder.parents[1] / "README.md")
     return written
 
 

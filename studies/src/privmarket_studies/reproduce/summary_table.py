@@ -1,13 +1,10 @@
-"""The one table and the one figure for README, rendered from the kept cells of all questions."""
+"""The summary of all rules: one table and one figure, rendered from the kept cells of all questions."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privmarket._figures import colour, new_figure
-from privmarket._files import write_atomically
-from privmarket.errors import ConfigurationError
 from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce.document import Results, Table
 from privmarket_studies.reproduce.markets import RULES, UNTRAINED
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 NAME = "summary"
-BEGIN, END = "<!-- results: rendered, do not edit -->", "<!-- /results -->"
 _SETTING = {"scenario": "uniform", "clients": 100, "budget": 50}
 _FLOOR = 1e-6
 
@@ -156,20 +152,3 @@ def _bar(axes: Axes, place: float, height: float, gain: Measured | None, shade: 
     axes.barh(place, gain.mean - _FLOOR, left=_FLOOR, color=shade, alpha=alpha, height=height, edgecolor="white")
     spread = [[min(gain.std, 0.9 * gain.mean)], [gain.std]]
     axes.errorbar(gain.mean, place, xerr=spread, color="#222222", lw=1, capsize=2)
-
-
-def between_markers(page: str, text: str) -> str:
-    """The page with `text` between the two markers, instead of what stood there."""
-    if BEGIN not in page or END not in page:
-        raise ConfigurationError(f"no markers {BEGIN} … {END}", "put both on lines of their own")
-    head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n{text}{END}{rest.partition(END)[2]}"
-
-
-def update_readme(path: Path, results: Results) -> bool:
-    """Writes the block into README; False if README has no markers."""
-    page = path.read_text(encoding="utf-8")
-    if BEGIN not in page:
-        return False
-    write_atomically(path, between_markers(page, block(results, "docs/results/")))
-    return True
