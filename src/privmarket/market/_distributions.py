@@ -335,6 +335,7 @@ def distribution(source: Source, *, independent: bool = False, epsilon_max: floa
 
     Args:
         source: one of
+
             - a name: `uniform`, `bimodal`, `lognormal` or `valuation-function`;
             - the path of a CSV file of past bids, or past bids (clients,): rows are drawn with replacement;
             - a pair of frozen distributions of `scipy.stats`, (valuation, epsilon), drawn independently;
