@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from privmarket.broker._broker import Broker
 from privmarket.broker._database import begin_log
 from privmarket.broker._schema import metadata
-from privmarket_studies.torture.postgres import PostgresMissingError, new_database, postgres
+from privmarket_fixtures.postgres import PostgresMissingError, new_database, postgres
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ _LOOKS = {
     "dm-regretnet": ("#88CC66", ">"),
     "mfg-regretnet": ("#332288", "h"),
     "mfg-menunet": ("#000000", "d"),
+    "regretformer": ("#DDAA33", "P"),
 }
 _OTHER = ("#777777", ".")
 
@@ -44,13 +45,21 @@ def colour(mechanism: str) -> str:
 
 
 def line_look(mechanism: str) -> dict[str, Any]:
-    """How a mechanism's line is drawn; a literal form is dotted."""
+    """How a mechanism's line is drawn; a literal or untrained form is dotted, with hollow markers."""
     shade, marker = _LOOKS.get(mechanism.partition(":")[0], _OTHER)
-    size = 8.0 if marker == "*" else 5.0
-    return {"color": shade, "marker": marker, "ms": size, "mew": 0.0, "ls": ":" if ":" in mechanism else "-"}
+    look: dict[str, Any] = {
+        "color": shade,
+        "marker": marker,
+        "ms": 8.0 if marker == "*" else 5.0,
+        "mew": 0.0,
+        "ls": "-",
+    }
+    if ":" in mechanism:
+        look |= {"ls": ":", "mfc": "white", "mew": 1.0}
+    return look
 
 
-_OWN = ("#4477AA", "#EE6677", "#228833", "#66CCEE", "#AA3377", "#BBBBBB")
+_OWN = ("#EE3377", "#117733", "#661100", "#DDCC77", "#6699CC", "#AA4466")
 
 
 def own_look(rule: str, number: int) -> dict[str, Any]:
@@ -58,7 +67,8 @@ def own_look(rule: str, number: int) -> dict[str, Any]:
     look = line_look(rule)
     if rule.partition(":")[0] not in _LOOKS:
         look["color"] = _OWN[number % len(_OWN)]
-        look["marker"] = "os^vDP"[number % 6]
+        look["marker"] = ("$a$", "$b$", "$c$", "$d$", "$e$", "$f$")[number % 6]
+        look["ms"] = 6.5
     return look
 
 

@@ -44,6 +44,7 @@ EXTRA_OF = {
     "psycopg": "postgres",
     "pyarrow": "pandas",
     "pydantic": "broker",
+    "pydantic_core": "broker",
     "python_multipart": "broker",
     "ray": "sim",
     "sklearn": "federated",

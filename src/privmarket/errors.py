@@ -48,7 +48,7 @@ class UnknownNameError(ConfigurationError):
     def among(cls, what: str, given: str, known: Iterable[str]) -> UnknownNameError:
         """`given` is no `what`: the hint names the nearest known name, if one is near, and all of them."""
         names = tuple(known)
-        plain = given.lower().replace("_", "-")
+        plain = str(given).lower().replace("_", "-")
         near = get_close_matches(plain, names, n=1) or [name for name in names if given and name.startswith(plain)]
         guess = f"did you mean {near[0]!r}? " if near else ""
         return cls(f"unknown {what} {given!r}", f"{guess}choose one of: {', '.join(names)}")

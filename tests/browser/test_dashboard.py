@@ -30,8 +30,8 @@ from privmarket.broker._signatures import SigningKey, bid_message, canonical, is
 from privmarket.broker._statements import STATEMENTS
 from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
-from privmarket_studies.broker_load import free_port
-from privmarket_studies.torture.market import TASK, key
+from privmarket_fixtures.market import TASK, key
+from privmarket_fixtures.processes import free_port
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.common.exceptions import ElementNotInteractableException, StaleElementReferenceException  # noqa: E402

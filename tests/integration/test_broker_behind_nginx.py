@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from privmarket.broker._client import BrokerClient
-from privmarket_studies.broker_load import free_port
-from privmarket_studies.torture.broker_process import BrokerProcess
+from privmarket_fixtures.broker_process import BrokerProcess
+from privmarket_fixtures.processes import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "src/privmarket/examples" / "broker" / "nginx.conf"
 

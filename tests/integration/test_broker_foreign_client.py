@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._verify import verify
-from privmarket_studies.torture.market import Market, make_market
+from privmarket_fixtures.market import Market, make_market
 
 
 class Stranger:

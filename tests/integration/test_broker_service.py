@@ -25,9 +25,9 @@ from privmarket.broker._verify import verify
 from privmarket.cli import app
 from privmarket.cli._serve import _is_loopback
 from privmarket.errors import ConfigurationError, PrivmarketError
+from privmarket_fixtures.broker_process import BrokerProcess
+from privmarket_fixtures.market import BROKER_KEY, Market, key, make_market
 from privmarket_studies.torture import broker_kill
-from privmarket_studies.torture.broker_process import BrokerProcess
-from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market
 from tests.json_fields import check_fields
 from tests.postgres import new_database
 

@@ -56,6 +56,6 @@ def test_the_auction_notebook_describes_the_figure_that_it_draws():
     assert "Left, ε bought as a share of the fluid bound" in told
     assert right.get_xscale() == "log"
     assert "Right, on\na logarithmic axis, the most that a client gained by a misreport" in told
-    assert right.get_xlabel().startswith("largest gain from a misreport")
+    assert right.get_xlabel().startswith("worst misreport")
     assert len(left.patches) == 2  # one row per rule
     assert "One row per rule" in told

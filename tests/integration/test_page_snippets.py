@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket_studies.torture.broker_process import BrokerProcess
+from privmarket_fixtures.broker_process import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", flags=re.S | re.M)

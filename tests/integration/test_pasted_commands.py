@@ -1,6 +1,6 @@
 """Every command of every page and of every help text can be pasted: its words are right, and the quick ones run.
 
-`make dist` runs the same from an installed wheel; `python -m privmarket_studies.pasted . --program … --slow` also
+`make dist` runs the same from an installed wheel; `python -m privmarket_fixtures.pasted . --program … --slow` also
 runs what takes longer.
 """
 
@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket_studies.pasted import Pasted, by_place, commands, failures, lines_of, misread
+from privmarket_fixtures.pasted import Pasted, by_place, commands, failures, lines_of, misread
 
 ROOT = Path(__file__).parents[2]
 FOUND = commands(ROOT)
@@ -37,7 +37,7 @@ def in_process(monkeypatch):
 
 def test_pages_and_help_have_commands():
     assert len(FOUND) > 100
-    assert {"README.md", "docs/tutorial.md", "docs/how-to/your-own-rule.md"} <= set(by_place(FOUND))
+    assert {"docs/index.md", "docs/tutorial.md", "docs/how-to/your-own-rule.md"} <= set(by_place(FOUND))
 
 
 def test_the_words_of_every_command_are_right():

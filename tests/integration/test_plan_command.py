@@ -18,7 +18,7 @@ from privmarket.errors import PrivmarketError
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._plan import Choice, Plan, Point, TriedSettings
 from privmarket.tasks import TaskSource, score
-from privmarket_studies.pasted import Pasted, misread
+from privmarket_fixtures.pasted import Pasted, misread
 from tests.forked import privmarket
 from tests.json_fields import check_fields
 

@@ -14,7 +14,7 @@ from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._wallet import Wallets
 from privmarket.privacy._wallet_store import MemoryStore, ReleaseBook, WalletFile, not_reserved
 from privmarket.rounds import Award
-from privmarket_studies.torture.market import make_market
+from privmarket_fixtures.market import make_market
 
 FAMILY, CAP = ReleaseFamily(), 3.0
 CLIENTS = ("anna", "ben", "carl")

@@ -25,6 +25,7 @@ IMPORTED = {
     "dp-accounting": ("dp_accounting",),
     "lazy-loader": ("lazy_loader",),
     "fastapi": ("fastapi", "starlette"),
+    "pydantic": ("pydantic", "pydantic_core"),
     "typing-extensions": ("typing_extensions",),
     "prometheus-client": ("prometheus_client",),
     "flwr[simulation]": ("flwr", "ray"),

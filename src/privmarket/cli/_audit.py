@@ -238,7 +238,7 @@ def _table(report: AuditReport) -> Table:
             "  as a share of the mean payment",
             f"{summary.mean_share:.3%} / {summary.percentile_99_share:.3%} / {summary.maximum_share:.3%}",
         )
-        if summary.mean_share_high > 0:
+        if report.profiles > 1 and summary.mean_share_high > 0:
             table.add_row(
                 "  the mean share, at 95 %", f"{summary.mean_share_low:.3%} to {summary.mean_share_high:.3%}"
             )

@@ -18,6 +18,7 @@ from privmarket.broker._errors import BrokerError
 from privmarket.broker._signatures import SigningKey
 from privmarket.cli._options import Seed, note
 from privmarket.errors import ConfigurationError
+from privmarket.rounds import micro_units
 
 if TYPE_CHECKING:
     from privmarket.broker import (
@@ -162,7 +163,7 @@ def serve(
             database = f"sqlite:///{Path(folder) / 'demo.db'}"
         broker = _open(database, databases.key_file(database, key), rotate_key)
         if second_approver is not None:
-            broker.second_approver_above_micro = round(1_000_000 * second_approver)
+            broker.second_approver_above_micro = micro_units(second_approver)
         until_the_end.callback(broker.database.close)
         if demo:
             _begin_demo(broker, seed)

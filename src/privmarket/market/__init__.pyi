@@ -1,5 +1,6 @@
 from ._attacks import (
     AscentAttack as AscentAttack,
+    Attack as Attack,
     CoalitionAttack as CoalitionAttack,
     GridAttack as GridAttack,
     Regret as Regret,

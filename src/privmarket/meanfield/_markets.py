@@ -106,7 +106,7 @@ def check_market(market: RepresentativeMarket, ceiling: float, width: float) -> 
             fault = f"at the level {level:.4g} the reward does not fall by `sold` per unit of valuation"
         if fault is not None:
             raise ConfigurationError(
-                f"{name} {fault}", "see RepresentativeMarket: S is convex in the cost and sold = −∂S/∂c"
+                f"{name}: {fault}", "see RepresentativeMarket: S is convex in the cost and sold = −∂S/∂c"
             )
         spend_before = spend
 

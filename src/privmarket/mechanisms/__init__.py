@@ -1,12 +1,10 @@
 """Auction rules, one per file under its name from the literature, and the registry that finds them.
 
 - `mechanism(name)` makes a rule by its name, `resolve(rule)` from whatever a user may give: a name,
-`file.py:Rule`, a
-  class, an object, a function. `mechanism_names()` lists the names. `_registry.py` has all three.
-- Rules of the literature: `Pac`, `Vcg` and `KPlusOnePrice`, `Csra`, `MfgPricing`, `Jsam`, `ProportionalShare`. -
-Menus of posted prices: `MeanFieldMenu` sells shares of offers, `Ration`, `TwoStep` and `GradedRation` sell
-amounts.
-  The level that each client faces is computed in `_levels.py`.
+  `file.py:Rule`, a class, an object, a function. `mechanism_names()` lists the names. `_registry.py` has all three.
+- Rules of the literature: `Pac`, `Vcg` and `KPlusOnePrice`, `Csra`, `MfgPricing`, `Jsam`, `ProportionalShare`.
+- Menus of posted prices: `MeanFieldMenu` sells shares of offers; `Ration`, `TwoStep` and `GradedRation` sell
+  amounts. The level that each client faces is computed in `_levels.py`.
 - `learned`: rules with trained weights, and how to train your own.
 - `FunctionRule` makes a rule from a function; `why_nothing_sold` explains a market without sales.
 

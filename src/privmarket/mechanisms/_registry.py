@@ -81,6 +81,10 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
     >>> mechanism("proportional-share")
     <mechanism proportional-share>
     """
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"a rule called {name!r}", "a rule of your own is made by privmarket.mechanisms.resolve(rule)"
+        )
     learned = name.removesuffix(UNTRAINED)
     if name in _REGISTRY:
         found: object = registered_class(name)
@@ -128,7 +132,11 @@ def named_object(kind: str, path: str) -> object:
     place, _, attribute = path.rpartition(":")
     module = _module(kind, place)
     if not hasattr(module, attribute):
-        public = [name for name in vars(module) if not name.startswith("_")]
+        public = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        ]
         raise UnknownNameError.among(f"{kind} in {place}", attribute, public)
     found: object = getattr(module, attribute)
     return found

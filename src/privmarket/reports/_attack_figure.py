@@ -36,7 +36,8 @@ def _draw_scores(axes: Axes, result: AttackResult) -> None:
     low, high = (float(end) for end in np.quantile(both, [0.002, 0.998]))
     bins = np.linspace(low, high, 41).tolist()
     axes.hist(result.outside, bins, density=True, alpha=0.55, color="0.55", label="record out")
-    axes.hist(result.inside, bins, density=True, alpha=0.55, color=_COLOURS[result.name], label="record in")
+    colour = _COLOURS.get(result.name, "C7")
+    axes.hist(result.inside, bins, density=True, alpha=0.55, color=colour, label="record in")
     if result.name == "canary" and result.claim_mu is not None:
         # What the scores would follow if the noise were exactly what the claim needs; the canary adds 1.
         middle = float(np.median(result.outside))
@@ -53,7 +54,7 @@ def _draw_scores(axes: Axes, result: AttackResult) -> None:
 def _draw_curves(axes: Axes, results: Sequence[AttackResult]) -> None:
     chance = np.linspace(0, 1, 400)
     for result in results:
-        colour = _COLOURS[result.name]
+        colour = _COLOURS.get(result.name, "C7")
         false, true = result.roc()
         axes.plot(false, true, color=colour, linewidth=1.2, label=f"{result.name}, area {result.area:.2f}")
         if result.claim_mu is not None:
@@ -71,7 +72,7 @@ def _draw_bounds(axes: Axes, results: Sequence[AttackResult]) -> None:
     at = np.arange(len(results))
     lower = np.array([result.audit.epsilon_lower for result in results])
     claims = np.array([result.claim_epsilon for result in results])
-    axes.barh(at, lower, 0.5, color=[_COLOURS[name] for name in names])
+    axes.barh(at, lower, 0.5, color=[_COLOURS.get(name, "C7") for name in names])
     axes.scatter(claims, at, marker="|", s=700, linewidths=2.5, color=_CLAIM, zorder=3)
     axes.plot([], [], color=_CLAIM, linewidth=2.5, label="claimed ε")
     for y, low, result in zip(at, lower, results, strict=True):

@@ -93,10 +93,10 @@ def audit(
 
 
 def compare(
-    rules: Iterable[Rule | tuple[str, Rule]] | None = None,
+    rules: str | Iterable[Rule | tuple[str, Rule]] | None = None,
     *,
     scenario: Source = "uniform",
-    scenarios: Iterable[Source] | None = None,
+    scenarios: str | Iterable[Source] | None = None,
     clients: int | Iterable[int] = 100,
     budget: float | None = None,
     budget_per_client: float = 0.5,
@@ -106,7 +106,7 @@ def compare(
     objective: str | Objective = "total-epsilon",
     attack: str | attacks.Attack | attacks.Level = "quick",
     exact: bool = False,
-    progress: Callable[[str], None] = lambda name: None,
+    progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Audits several rules on the same sampled markets, for one or several distributions and sizes.
 
@@ -124,6 +124,10 @@ def compare(
 
     The other arguments are those of `audit`; the attack is quick unless told otherwise.
     """
+    if isinstance(rules, str):
+        rules = [rules]
+    if isinstance(scenarios, str):
+        scenarios = [scenarios]
     distributions = [distribution_of(one) for one in ([scenario] if scenarios is None else scenarios)]
     sizes = [clients] if isinstance(clients, int) else list(clients)
     repeats = list(range(seed, seed + seeds)) if isinstance(seeds, int) else list(seeds)
@@ -135,7 +139,8 @@ def compare(
         for label, rule in _resolved(rules, distribution, skipped):
             for size in sizes:
                 for repeat in repeats:
-                    progress(f"{label} on {distribution.name}, {counted(size, 'client')}")
+                    if progress is not None:
+                        progress(f"{label} on {distribution.name}, {counted(size, 'client')}")
                     report = audit(
                         rule,
                         scenario=distribution,
@@ -156,12 +161,18 @@ def _resolved(
 ) -> list[tuple[str, Mechanism]]:
     """(label, rule) of each rule, told what is publicly known of the distribution."""
     facts = MarketFacts.of(distribution)
-    made = []
+    made: list[tuple[str, Mechanism]] = []
     if rules is not None:
         for given in rules:
             label, rule = given if isinstance(given, tuple) else (None, given)
             built = resolve(rule, market=facts)
-            made.append((label or built.name, built))
+            name = label or built.name
+            if name in [other for other, _ in made]:
+                raise ConfigurationError(
+                    f"two rules are called {name!r}",
+                    f"name them in pairs: [({name + ' a'!r}, rule), ({name + ' b'!r}, rule)]",
+                )
+            made.append((name, built))
         return made
     for name in mechanism_names():
         if ":" in name:
@@ -203,10 +214,21 @@ class Comparison:
         return iter(self.reports)
 
     def __getitem__(self, rule: str) -> AuditReport:
-        for report in self.reports:
-            if report.mechanism == rule:
-                return report
-        raise UnknownNameError.among("rule of this comparison", rule, [r.mechanism for r in self.reports])
+        """The report on a rule.
+
+        Raises:
+            ConfigurationError: the rule was compared on several markets or seeds, and has several reports.
+        """
+        found = [report for report in self.reports if report.mechanism == rule]
+        if not found:
+            names = list(dict.fromkeys(report.mechanism for report in self.reports))
+            raise UnknownNameError.among("rule of this comparison", str(rule), names)
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"{rule!r} has {len(found)} reports, one for each distribution, size and seed",
+                "iterate the comparison, or use cells(scenario, clients)",
+            )
+        return found[0]
 
     @property
     def markets(self) -> list[tuple[str, int]]:

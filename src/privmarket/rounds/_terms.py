@@ -62,7 +62,10 @@ class Terms:
 
 
 def micro_units(money: float) -> int:
-    """Micro-units in an amount as it is written: 4.146558 has 4,146,558 of them, though its float lies below."""
+    """Micro-units in an amount as it is written: 4.146558 has 4,146,558 of them, though its float lies below.
+
+    What is less than a micro-unit is dropped.
+    """
     return int(Decimal(str(money)) * MICRO)
 
 

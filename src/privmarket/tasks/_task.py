@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from privmarket._counted import counted
 from privmarket._lazy import late
-from privmarket.errors import ConfigurationError, DataError, UnknownNameError
+from privmarket.errors import ConfigurationError, DataError, PrivmarketError, UnknownNameError
 from privmarket.tasks._from_arrays import Features, records_of_arrays
 from privmarket.tasks._from_table import Progress, records_of_files
 from privmarket.tasks._pipeline import Pipeline, TargetScale, class_logits
@@ -384,6 +384,13 @@ class Task:
                 if score is self.score:
                     raise
                 found[score.name] = math.nan
+            except PrivmarketError:
+                raise
+            except Exception as error:  # the score is the user's code and may raise anything
+                raise DataError(
+                    f"the score {score.name!r} failed: {type(error).__name__}: {error}",
+                    "it is called with (outputs, labels), NumPy arrays; of classes outputs are (rows, classes)",
+                ) from error
         return found
 
     def evaluate_model(self, module: nn.Module, on: Literal["test", "public"] = "test") -> dict[str, float]:

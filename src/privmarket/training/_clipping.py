@@ -7,7 +7,7 @@ clips the norm of their sum.
 
 Each contribution has norm at most C in real arithmetic, and the computed sum differs from the real one by so little
 that `privacy._release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How per-record gradients come
-about is the business of `_gradients`; noise is added in `_local`.
+about is the business of `_gradients`; noise is added by `privacy._release`, which `_local` calls.
 
 Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is linear.
 """

@@ -113,6 +113,7 @@ def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
             continue
         else:
             if not whole and not random and not _agrees(model, weights, terms, x, y):
+                _LOG.warning("%s: gradients record by record, since a rule gives others than torch", model.name)
                 told = False
     if told:
         formed = sum(_formed_size(term, model.slots[slot]) for slot, term in terms.items())

@@ -683,8 +683,13 @@ def add_rule(operation: Callable[..., Tensor], gradients: RecordGradients) -> No
             parameter that can be trained, by the name of its argument. A row may depend on its own record only.
 
     Raises:
-        ConfigurationError: the operation has a rule already.
+        ConfigurationError: the operation has a rule already, or is a class of layers.
     """
+    if isinstance(operation, type):
+        raise ConfigurationError(
+            f"a rule for the class {operation.__name__}",
+            "give the function that its layers call, such as torch.nn.functional.bilinear for torch.nn.Bilinear",
+        )
     if operation in _RULES:
         name = getattr(operation, "__name__", str(operation))
         raise ConfigurationError(f"{name} has a rule already", "use the one that is there")
@@ -756,11 +761,16 @@ class _Added(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         use: _Use = ctx.use
         inputs = [value.detach() for value in ctx.saved_tensors]
-        noted = use.gradients(slope, **use.plain(inputs))
-        for name, parameter in use.parameters.items():
-            slot = use.run.slots[parameter.slot]
-            rows = noted[name].reshape(use.run.rows, slot.size)
-            use.run.note(parameter.slot, Formed(_as_stored(slot, rows.contiguous())))
+        try:
+            noted = use.gradients(slope, **use.plain(inputs))
+            rows_of = {
+                parameter.slot: noted[name].reshape(use.run.rows, use.run.slots[parameter.slot].size)
+                for name, parameter in use.parameters.items()
+            }
+        except Exception as error:  # the rule is the user's code and may raise anything
+            raise NotTold(f"an added rule failed: {type(error).__name__}: {error}") from error
+        for at, rows in rows_of.items():
+            use.run.note(at, Formed(_as_stored(use.run.slots[at], rows.contiguous())))
         wanted = [number for number in range(len(inputs)) if ctx.needs_input_grad[2 + number]]
         back: list[Tensor | None] = [None] * len(inputs)
         if wanted:

@@ -28,8 +28,10 @@ from privmarket.broker._parties import SYSTEM, Actor
 from privmarket.broker._schema import awards, rounds
 from privmarket.broker._signatures import SigningKey
 from privmarket.rounds import Offer
-from privmarket_studies import broker_large_fill, broker_speed, processes
-from privmarket_studies.broker_load import LoadError, call, free_port, server
+from privmarket_fixtures import processes
+from privmarket_fixtures.processes import LoadError, free_port
+from privmarket_studies import broker_large_fill, broker_speed
+from privmarket_studies.broker_load import call, server
 from privmarket_studies.broker_speed import key, open_market, serve_arguments
 
 # A learned or mean-field rule would do as well; this one pays out most of the budget.

@@ -7,9 +7,7 @@ import contextlib
 import functools
 import http.client
 import json
-import random
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -20,16 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from privmarket.errors import PrivmarketError
-
-_PORTS = range(20_000, 32_000)  # Linux hands out those from 32,768 on
-_claims: list[socket.socket] = []
-
-
-class LoadError(PrivmarketError):
-    """A server under load that did not answer as it must."""
-
-    code = "load"
+from privmarket_fixtures.processes import LoadError
 
 
 @dataclass(frozen=True)
@@ -40,28 +29,6 @@ class Rate:
     median_ms: float
     p99_ms: float
     answers: int = 0
-
-
-def free_port() -> int:
-    """A TCP port on loopback on which nothing listens, and that is given to nobody else while this process runs.
-
-    Below those that Linux hands out to whoever asks for any port: its server may start, or be killed and start
-    again, seconds later.
-    """
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        claim = socket.socket(socket.AF_UNIX)
-        try:
-            if sys.platform == "linux":
-                claim.bind(f"\0privmarket port {port}")  # a name that Linux forgets with the process
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            claim.close()
-            continue
-        _claims.append(claim)
-        return port
-    raise LoadError("no free port", "end some of the servers on this machine")
 
 
 @contextlib.contextmanager

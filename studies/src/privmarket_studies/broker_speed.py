@@ -19,8 +19,9 @@ from privmarket.broker._broker import Broker
 from privmarket.broker._parties import SYSTEM, Actor
 from privmarket.broker._signatures import SigningKey, bid_message, commitment
 from privmarket.rounds import Offer
-from privmarket_studies import processes
-from privmarket_studies.broker_load import Rate, free_port, load, request_bytes, server
+from privmarket_fixtures import processes
+from privmarket_fixtures.processes import free_port
+from privmarket_studies.broker_load import Rate, load, request_bytes, server
 
 CALLERS = (1, 4, 16, 64)
 _SELLERS = 500

@@ -5,7 +5,7 @@
 A fresh environment gets the wheel and nothing of the checkout. Then: what the core weighs, how fast it starts,
 whether the core's commands work, whether a missing extra is one line, and whether the source archive installs too.
 With `--extra broker` (repeatable) the commands of an extra are tried as well; with `--pages quick` or `slow`,
-after the extras, every command of the documentation and of the help texts (see `privmarket_studies.pasted`).
+after the extras, every command of the documentation and of the help texts (see `privmarket_fixtures.pasted`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from privmarket_studies import pasted
+from privmarket_fixtures import pasted
 
 CORE_LIMIT_MB = 260
 IMPORT_LIMIT_SECONDS = 0.2

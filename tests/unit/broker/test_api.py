@@ -21,7 +21,7 @@ from privmarket.broker._client import BrokerCallError, BrokerClient
 from privmarket.broker._limits import Limits, RateLimit
 from privmarket.broker._schema import head, metadata
 from privmarket.broker._signatures import Head, SigningKey
-from privmarket_studies.torture.market import TASK, Market, key, make_market
+from privmarket_fixtures.market import TASK, Market, key, make_market
 from tests.postgres import new_database
 
 GOLDEN = Path(__file__).parents[2] / "golden"

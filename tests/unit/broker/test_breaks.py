@@ -36,7 +36,7 @@ from privmarket.mechanisms import learned_names, mechanism, mechanism_names
 from privmarket.privacy import _calibration as tables
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.rounds import Offer
-from privmarket_studies.torture.market import BROKER_KEY, TASK, Market, key, make_market
+from privmarket_fixtures.market import BROKER_KEY, TASK, Market, key, make_market
 from tests.postgres import new_database
 from tests.unit.broker.test_noise_tables import QUICK
 

@@ -35,7 +35,7 @@ from privmarket.market._outcome import Outcome
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
-from privmarket_studies.torture.market import BROKER_KEY, TASK, Market, key, make_market
+from privmarket_fixtures.market import BROKER_KEY, TASK, Market, key, make_market
 from tests.laws.broken import RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered
 
 

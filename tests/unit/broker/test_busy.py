@@ -19,7 +19,7 @@ from privmarket.broker._broker import Broker, Scheduler
 from privmarket.broker._errors import UnavailableError
 from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
-from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market
+from privmarket_fixtures.market import BROKER_KEY, Market, key, make_market
 from tests.postgres import new_database
 
 FORM = {"valuation": 0.2, "epsilon": 1.0}

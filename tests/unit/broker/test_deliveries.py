@@ -9,7 +9,7 @@ from privmarket.broker import _views as views
 from privmarket.broker._deliveries import AWAITED, WAS_FAULTY, Deadlines, Standing, decided_at, standing
 from privmarket.broker._schema import awards
 from privmarket.broker._shapes import AwardRow
-from privmarket_studies.torture.market import Market
+from privmarket_fixtures.market import Market
 
 UNTIL = Deadlines(10, 20, 30, 40)
 CASES = [  # claim, usable, dispute, ruling: each word follows those before it

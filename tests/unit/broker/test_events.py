@@ -26,7 +26,7 @@ from privmarket.broker._errors import BrokerError
 from privmarket.broker._events import Address, Webhooks, checked_address, post, webhook_message
 from privmarket.broker._parties import Actor
 from privmarket.broker._signatures import SigningKey, is_signed
-from privmarket_studies.torture.market import Market, key, make_market
+from privmarket_fixtures.market import Market, key, make_market
 from tests.unit.broker.test_api import SETTINGS
 
 

@@ -19,7 +19,7 @@ from privmarket.broker._errors import (
 )
 from privmarket.broker._parties import Actor
 from privmarket.broker._verify import verify
-from privmarket_studies.torture.market import TASK, Market, key
+from privmarket_fixtures.market import TASK, Market, key
 
 
 def test_an_empty_ledger_holds_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from privmarket.broker._errors import ConflictError, TooManyRequestsError, Unava
 from privmarket.broker._noise_tables import TableBuilder
 from privmarket.privacy import _calibration as tables
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket_studies.torture.market import TASK, Market, key
+from privmarket_fixtures.market import TASK, Market, key
 from tests.unit.broker.test_api import SETTINGS
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from privmarket.broker._errors import ConflictError
+from privmarket_fixtures.market import key, make_market
 from privmarket_studies.torture import broker_outsider as outsider
 from privmarket_studies.torture.broker_outsider import Attempt, Victim, all_attempts, make_victim, run_attempt
-from privmarket_studies.torture.market import key, make_market
 
 STEP = 17
 # Each of these passed once.

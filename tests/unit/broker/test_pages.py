@@ -16,7 +16,7 @@ from privmarket.broker._page_frame import details_in_words
 from privmarket.broker._signatures import canonical
 from privmarket.broker._wallets import WalletRecord
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket_studies.torture.market import TASK, Market, key
+from privmarket_fixtures.market import TASK, Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 
 PAGES = ("/", "/money", "/privacy", "/people", "/audit", "/tasks/{task}", "/rounds/{round}", "/tokens")

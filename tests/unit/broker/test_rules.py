@@ -19,6 +19,7 @@ def test_what_a_rule_does_goes_with_its_version(name: str) -> None:
     """After a change: raise the rule's `version`, leave the old form in `rules.RETIRED`, add the new line here."""
     known: dict[str, list[str]] = json.loads(KEPT.read_text())
     now = rules.version_of(mechanism(name))
+    assert name in known, f'add "{name}": ["{now}"] to {KEPT.name}'
     assert known[name][-1] == now
     versions = [one.rpartition("/")[2].partition("+")[0] for one in known[name]]
     assert len(set(versions)) == len(versions), "two forms under one version"

@@ -15,7 +15,7 @@ from privmarket.broker._routes import Kind
 from privmarket.broker._signatures import SigningKey
 from privmarket.broker._statements import STATEMENTS
 from privmarket.broker._verify import verify
-from privmarket_studies.torture.market import TASK, Market, key, make_market
+from privmarket_fixtures.market import TASK, Market, key, make_market
 
 SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6)
 

@@ -20,9 +20,9 @@ from privmarket.broker._log import Entry
 from privmarket.broker._signatures import SigningKey, canonical
 from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
+from privmarket_fixtures.market import BROKER_KEY, Market, key, make_market
 from privmarket_studies.torture import broker_tampering as campaign
 from privmarket_studies.torture.broker_tampering import SIGNING, STRANGER, Target, make_target, run_edit
-from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market
 from privmarket_studies.torture.tampering import (
     appended,
     checked,

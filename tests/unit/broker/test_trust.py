@@ -26,9 +26,9 @@ from privmarket.broker._signatures import Head, SigningKey, key_message, read_ch
 from privmarket.broker._verify import verify
 from privmarket.broker._witness import Witness, forks, read_heads
 from privmarket.rounds import Offer
-from privmarket_studies.torture import market as markets
-from privmarket_studies.torture.eventful import NONCE, eventful_market, sealed_bid
-from privmarket_studies.torture.market import TASK, Clock, Market, key, make_market
+from privmarket_fixtures import market as markets
+from privmarket_fixtures.eventful import NONCE, eventful_market, sealed_bid
+from privmarket_fixtures.market import TASK, Clock, Market, key, make_market
 from tests.postgres import new_database
 
 SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6)

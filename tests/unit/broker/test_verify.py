@@ -22,9 +22,9 @@ from privmarket.broker._verify import verify
 from privmarket.mechanisms import mechanism
 from privmarket.privacy import _gaussian as gaussian, _wallet as wallet_measures
 from privmarket.rounds import Offer
+from privmarket_fixtures.eventful import eventful_market
+from privmarket_fixtures.market import Market, key, make_market
 from privmarket_studies.torture.broker_tampering import table_edits
-from privmarket_studies.torture.eventful import eventful_market
-from privmarket_studies.torture.market import Market, key, make_market
 from privmarket_studies.torture.tampering import appended, checked, edited, entries_of, entry, rewritten
 from tests.postgres import new_database
 

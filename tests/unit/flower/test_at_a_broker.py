@@ -18,7 +18,7 @@ from privmarket.flower import _refusals as refusals, _sum_seller as sum_seller, 
 from privmarket.secagg import AdvertisedKeys, Invitation, KeyList, SigningIdentity
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import run as simulate
-from privmarket_studies.torture.market import BROKER_KEY, Clock
+from privmarket_fixtures.market import BROKER_KEY, Clock
 from tests.unit.flower.toy import CLIENTS, VALUATIONS, Wire, client, partition, server, train
 
 

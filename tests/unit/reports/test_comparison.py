@@ -158,3 +158,18 @@ def test_the_optimum_is_a_column_where_it_was_asked_for():
 def test_nothing_to_compare_on_is_refused():
     with pytest.raises(ConfigurationError):
         pm.compare([flat_price], scenarios=[])
+
+
+def test_two_rules_of_one_name_are_refused():
+    """Or a sweep over a setting would be averaged as if its points were seeds of one rule."""
+    rules = [pm.mechanism("pac", offer_limit=0.5), pm.mechanism("pac", offer_limit=1.0)]
+    with pytest.raises(ConfigurationError, match="two rules are called 'pac'"):
+        pm.compare(rules, clients=4, profiles=1)
+    named = pm.compare([("low", rules[0]), ("high", rules[1])], clients=4, profiles=1)
+    assert named["low"].mechanism == "low"
+
+
+def test_one_of_several_reports_is_not_picked_silently():
+    several = pm.compare("pac", scenarios=["uniform", "bimodal"], clients=4, profiles=1)
+    with pytest.raises(ConfigurationError, match="has 2 reports"):
+        _ = several["pac"]

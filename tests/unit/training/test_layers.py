@@ -70,10 +70,24 @@ def test_added_rule():
     torch.testing.assert_close(by_rule, record_by_record, atol=1e-5, rtol=0)
 
 
+def forgetful(slope, input1, input2, weight, bias):
+    told = right(slope, input1, input2, weight, bias)
+    return {"weight": told["weight"]}
+
+
+def misshapen(slope, input1, input2, weight, bias):
+    told = right(slope, input1, input2, weight, bias)
+    return told | {"bias": told["bias"][:-1]}
+
+
+def failing(slope, input1, input2, weight, bias):
+    return 1 / 0
+
+
 @pytest.mark.usefixtures("_table")
-@pytest.mark.parametrize("wrong", [doubled, neighbours])
+@pytest.mark.parametrize("wrong", [doubled, neighbours, forgetful, misshapen, failing])
 def test_wrong_rule(wrong):
-    """The subject broken on purpose: records with twice their gradient, or with that of another record."""
+    """Subjects broken on purpose: twice the gradient, that of another record, one missing, cut off, an error."""
     _, expected = kind_and_sum()
     add_rule(F.bilinear, wrong)
     kind, found = kind_and_sum()
@@ -85,3 +99,9 @@ def test_wrong_rule(wrong):
 def test_second_rule():
     with pytest.raises(ConfigurationError, match="linear has a rule already"):
         add_rule(F.linear, right)
+
+
+@pytest.mark.usefixtures("_table")
+def test_rule_for_a_class():
+    with pytest.raises(ConfigurationError, match="a rule for the class Bilinear"):
+        add_rule(torch.nn.Bilinear, right)

@@ -162,19 +162,17 @@ def train(
         budget: money of a market with that many clients; trained from four fifths to five quarters of it.
         budget_per_client: (least, most) money per client, instead of `budget`.
         objective: `total-epsilon` (the default), `aggregation-error`, `revenue`, an own `TrainingObjective`, a
-        function
-            `(markets, trade) -> (L,)`, or `file.py:Objective`. For `mfg-menunet` an objective of
+            function `(markets, trade) -> (L,)`, or `file.py:Objective`. For `mfg-menunet` an objective of
             `privmarket.market`.
         loss: `lagrangian` (the default: multipliers that keep regret at a budget), `penalty` (a fixed weight), an
-        own
-            `Loss`, a function `(batch) -> scalar`, or `file.py:Loss`.
+            own `Loss`, a function `(batch) -> scalar`, or `file.py:Loss`.
         profile: `quick` takes minutes and shows whether a setting works; `full` is for a rule that is to be used.
         steps, rows, learning_rate: gradient steps, clients per batch, and the first rate of Adam; as the recipe has
             them by default.
-        settings: further settings of the recipe by dotted names, such as {"network.hidden": 64, "attack.rows":
-        300}. out: where to write the weights. Beside them stand the training curve and, while the run goes on, a
-        checkpoint.
-            None keeps everything in memory.
+        settings: further settings of the recipe by dotted names, such as
+            {"network.hidden": 64, "attack.rows": 300}.
+        out: where to write the weights. Beside them stand the training curve and a checkpoint. None keeps
+            everything in memory.
         resume: whether to go on from the checkpoint beside `out`, if there is one. False begins anew.
         patience: ends the run after so many steps without progress (see `EarlyStop`); None never does.
         progress: True prints a line now and then, False nothing; a function is called with every step.

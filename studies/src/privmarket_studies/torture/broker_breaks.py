@@ -35,7 +35,7 @@ import httpx
 from privmarket._files import write_atomically
 from privmarket.broker._client import BrokerClient, Json
 from privmarket.broker._signatures import SigningKey
-from privmarket_studies.torture.broker_process import BrokerProcess
+from privmarket_fixtures.broker_process import BrokerProcess
 from privmarket_studies.torture.runs import broker_code
 
 _HERE = os.pathsep.join(sys.path)

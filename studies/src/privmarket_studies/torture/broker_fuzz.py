@@ -23,8 +23,8 @@ from schemathesis.schemas import APIOperation
 
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._limits import Limits
-from privmarket_studies.torture.market import key, make_market
-from privmarket_studies.torture.postgres import postgres
+from privmarket_fixtures.market import key, make_market
+from privmarket_fixtures.postgres import postgres
 from privmarket_studies.torture.runs import append, broker_code
 
 ROLES = ("nobody", "operator", "buyer", "seller", "reader")

@@ -31,8 +31,8 @@ from privmarket.broker._schema import awards, log, rounds
 from privmarket.broker._signatures import SigningKey, bid_message, commitment
 from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
-from privmarket_studies.torture.broker_process import BrokerProcess, ForkedBroker
-from privmarket_studies.torture.postgres import postgres
+from privmarket_fixtures.broker_process import BrokerProcess, ForkedBroker
+from privmarket_fixtures.postgres import postgres
 from privmarket_studies.torture.runs import append, broker_code
 
 SELLERS = 8

@@ -45,11 +45,11 @@ from privmarket.broker._signatures import (
 from privmarket.broker._verify import SeenHead
 from privmarket.errors import PrivmarketError
 from privmarket.rounds import Offer
+from privmarket_fixtures.eventful import eventful_market, key
+from privmarket_fixtures.market import Market
+from privmarket_fixtures.postgres import postgres
 from privmarket_studies.torture.broker_simulation import memory_folder
 from privmarket_studies.torture.broker_tampering import run_on_postgresql
-from privmarket_studies.torture.eventful import eventful_market, key
-from privmarket_studies.torture.market import Market
-from privmarket_studies.torture.postgres import postgres
 from privmarket_studies.torture.runs import broker_code
 from privmarket_studies.torture.tampering import (
     Change,

@@ -37,7 +37,7 @@ from privmarket.market._outcome import Outcome
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms._proportional_share import ProportionalShare
 from privmarket.rounds import Offer
-from privmarket_studies.torture.postgres import new_database, postgres
+from privmarket_fixtures.postgres import new_database, postgres
 from privmarket_studies.torture.runs import append, broker_code
 
 SELLERS, BUYERS = 6, 2

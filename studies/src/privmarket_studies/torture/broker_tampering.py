@@ -46,9 +46,9 @@ from privmarket.broker._signatures import (
 from privmarket.broker._statements import STATEMENTS, is_stated
 from privmarket.broker._verify import SeenHead, verify
 from privmarket.errors import PrivmarketError
+from privmarket_fixtures.eventful import eventful_market
+from privmarket_fixtures.postgres import new_database, postgres
 from privmarket_studies.torture.broker_simulation import memory_folder
-from privmarket_studies.torture.eventful import eventful_market
-from privmarket_studies.torture.postgres import new_database, postgres
 from privmarket_studies.torture.runs import broker_code
 from privmarket_studies.torture.tampering import (
     Change,

@@ -16,7 +16,7 @@ from typing import Protocol
 import httpx
 
 from privmarket.cli import main
-from privmarket_studies.broker_load import free_port
+from privmarket_fixtures.processes import free_port
 
 _context = multiprocessing.get_context("forkserver")
 

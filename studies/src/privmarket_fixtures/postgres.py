@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from privmarket.errors import PrivmarketError
-from privmarket_studies.broker_load import free_port
+from privmarket_fixtures.processes import free_port
 
 
 class PostgresMissingError(PrivmarketError):

@@ -1,6 +1,6 @@
 """Does every command of every page and of every `--help` run when it is pasted into a shell?
 
-    python -m privmarket_studies.pasted . --program .venv/bin/privmarket [--slow]
+    python -m privmarket_fixtures.pasted . --program .venv/bin/privmarket [--slow]
 
 A page's commands are run one after the other in a folder that is empty at first, as a reader would run them; the
 examples of a command's help likewise. What needs another machine, a download or an administrator is checked for
@@ -274,7 +274,7 @@ def main() -> None:
 def _about(program: str) -> str:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     return (
-        f"Written by `python -m privmarket_studies.pasted`, with {version} on Python {platform.python_version()}, "
+        f"Written by `python -m privmarket_fixtures.pasted`, with {version} on Python {platform.python_version()}, "
         f"{platform.system()}, {os.cpu_count()} cores. A page starts in an empty folder, and its "
         "commands run one after the other. Seconds are wall time on a machine that also did other work."
     )

@@ -13,8 +13,8 @@ from privmarket.broker._bidding import offer_fields
 from privmarket.broker._parties import Actor
 from privmarket.broker._signatures import SigningKey, bid_message, commitment, dataset_message
 from privmarket.rounds import Offer
-from privmarket_studies.torture import market as markets
-from privmarket_studies.torture.market import Market, make_market
+from privmarket_fixtures import market as markets
+from privmarket_fixtures.market import Market, make_market
 
 NONCE = "0f" * 16
 
