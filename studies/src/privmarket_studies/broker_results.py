@@ -2,7 +2,7 @@
 
 cd docs/results/broker
 privmarket bench broker --bids 0 --callers 16 --json > bids.json
-privmarket bench broker --turns 0 --bids 10000 --real-time --json > clearing-1.json (and -2, -3, …)
+privmarket bench broker --turns 0 --bids 10000 --json > clearing-1.json (and -2, -3, …)
 privmarket bench broker --turns 0 [--varied] [--database …] --json > large-….json
 python -m privmarket_studies.torture.broker_kill --kills 30 --seed 1 [--postgres] [--brokers 2] --out kills.json
 python -m privmarket_studies.torture.broker_simulation --rounds 1000 --seed 1 --out simulation.json
@@ -39,18 +39,18 @@ and what it defends against: [run a broker](../../how-to/run-a-broker.md).
 `privmarket bench broker --bids 0 --callers 16` ([bids.json](bids.json)), over HTTP on SQLite with durable commits
 (WAL, `synchronous=FULL`). *Signed* bids carry an Ed25519 signature that the broker checks; every bid is a leaf of
 the log's tree, whose head is signed with each commit. The bar is {bar:.0f} signed bids a second with sixteen
-callers. *Processor* is what the server process used per answer: a busy machine changes it least, and this one was
-shared with many other jobs (the run had a raised priority, `nice -n -15`).
+callers. *Processor* is what the server process used per answer: a busy machine changes it least. This one
+was otherwise idle.
 
 | code | callers | signed a second | p99, ms | unsigned a second | processor, ms (signed, unsigned) | bar |
 |---|---|---|---|---|---|---|
 """
 _CLEARING = """
 ## Other calls while 10,000 bids clear
-`privmarket bench broker --turns 0 --bids 10000 --real-time` ([clearing-1.json](clearing-1.json) and so on): readers
+`privmarket bench broker --turns 0 --bids 10000` ([clearing-1.json](clearing-1.json) and so on): readers
 of the round, of its page and of their own account, and a bidder in another round, before the round closes and while
-it clears. The bar is a 99th percentile of {bar:.0f} ms. The machine was shared with many other jobs, so
-server and callers had real-time priority for the seconds of the measurement. *Ratio* is that of both p99.
+it clears. The bar is a 99th percentile of {bar:.0f} ms. The machine was
+otherwise idle. *Ratio* is that of both p99.
 
 | code | cleared in, s | calls before | p99 before, ms | calls while clearing | median, ms | p99, ms | ratio |
 |---|---|---|---|---|---|---|---|
