@@ -28,7 +28,7 @@ ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
 MEASURED_ON = ("test", "validation")
 
 # Defaults that rules, objectives, accounting and engines share; a test refuses a second number for any of them.
-EPSILON_MAX = 5.0  # the public limit on offers where no law of a market says another
+EPSILON_MAX = 5.0  # the public limit on offers where no distribution says another
 DELTA = 1e-5  # of sales, wallets and claims
 HONEST_SHARE = 2 / 3  # of a secure sum's sellers
 KAPPA = 1.0  # weight of noise in the error of a model

@@ -94,13 +94,13 @@ def cleared(house, offers=OFFERS, terms=TERMS):
 
 
 def test_an_auction_clears_within_offers_and_budget(house):
-    market = cleared(house)
-    assert market.phase is Phase.CLEARED
-    assert len(market.awards) == 3
-    assert sum(award.payment_micro for award in market.awards.values()) <= TERMS.budget_micro
-    for award in market.awards.values():
+    auction = cleared(house)
+    assert auction.phase is Phase.CLEARED
+    assert len(auction.awards) == 3
+    assert sum(award.payment_micro for award in auction.awards.values()) <= TERMS.budget_micro
+    for award in auction.awards.values():
         assert award.event.noise_multiplier == pytest.approx(float(FAMILY.noise_multiplier(award.epsilon)))
-    assert set(market.awards) <= set(market.offers)
+    assert set(auction.awards) <= set(auction.offers)
 
 
 def test_a_bad_offer_does_not_hold_up_the_others(house):
@@ -108,10 +108,10 @@ def test_a_bad_offer_does_not_hold_up_the_others(house):
 
 
 def test_settlement_pays_the_usable_and_adds_up(house):
-    market = cleared(house)
-    first, second, third = market.awards
-    record = house.auctioneer.settle(market, {first: None, second: "spoiled"}, {}).record
-    assert record.paid_micro == {first: market.awards[first].payment_micro}
+    auction = cleared(house)
+    first, second, third = auction.awards
+    record = house.auctioneer.settle(auction, {first: None, second: "spoiled"}, {}).record
+    assert record.paid_micro == {first: auction.awards[first].payment_micro}
     assert record.spent_micro + record.refunded_micro == TERMS.budget_micro
     assert set(record.dropped) == {second, third}
     assert set(record.sold_epsilon) == {first, second, third}  # silence is no proof that nothing left
@@ -131,14 +131,14 @@ def test_settlement_pays_the_usable_and_adds_up(house):
 )
 def test_every_number_of_an_offer_is_checked(bad):
     bidders = Asked(lambda _: {**OFFERS, "b": bad})
-    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, bidders)
-    assert set(market.offers) == {"a", "d", "e"}
+    auction = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, bidders)
+    assert set(auction.offers) == {"a", "d", "e"}
 
 
 def test_nobody_bids(house):
-    market = cleared(house, {})
-    assert market.awards == {}
-    assert house.auctioneer.settle(market, {}, {}).record.refunded_micro == TERMS.budget_micro
+    auction = cleared(house, {})
+    assert auction.awards == {}
+    assert house.auctioneer.settle(auction, {}, {}).record.refunded_micro == TERMS.budget_micro
 
 
 # ---- bidders and trainers: a simulation and a fleet -------------------------------------------------------
@@ -178,9 +178,9 @@ def test_bidders_answer_by_name_in_a_fixed_order_within_the_terms(crowd):
 
 
 def test_trainers_report_on_every_award_and_add_up(crowd):
-    market = LocalAuctioneer(mechanism("proportional-share")).clear(crowd.terms, crowd.bidders)
-    delivered = crowd.party.train(market)
-    assert delivered.reports.keys() == market.awards.keys()
+    auction = LocalAuctioneer(mechanism("proportional-share")).clear(crowd.terms, crowd.bidders)
+    delivered = crowd.party.train(auction)
+    assert delivered.reports.keys() == auction.awards.keys()
     assert all((report.fault, report.refused) == (None, False) for report in delivered.reports.values())
     assert delivered.update.dtype == np.float32
     assert delivered.update.ndim == 1
@@ -208,9 +208,9 @@ class Diary:
         self.said.append("clear")
         return self.local.clear(terms, bidders)
 
-    def settle(self, market, reports, voided):
+    def settle(self, auction, reports, voided):
         self.said.append("settle")
-        return self.local.settle(market, reports, voided)
+        return self.local.settle(auction, reports, voided)
 
     def reserve(self, sale, events):
         self.said.append("reserve")
@@ -220,9 +220,9 @@ class Diary:
         self.said.append("void")
         self.book.void(sale, clients)
 
-    def train(self, market):
+    def train(self, auction):
         self.said.append("train")
-        assert all(self.book.spent(c) for c in market.awards)  # paid for before the first private byte
+        assert all(self.book.spent(c) for c in auction.awards)  # paid for before the first private byte
         if self.dies:
             raise RuntimeError("killed")
         return self.delivered
@@ -240,8 +240,8 @@ def test_the_order_of_a_round():
 
 def test_the_two_halves_are_the_whole():
     whole, halves = Diary(), Diary()
-    market = hold_auction(TERMS, halves, halves, halves)
-    settled = settle_round(market, halves.train(market), halves, halves)
+    auction = hold_auction(TERMS, halves, halves, halves)
+    settled = settle_round(auction, halves.train(auction), halves, halves)
     assert play(whole)[:2] == (settled, settled.record)
     assert whole.said == halves.said
 
@@ -268,17 +268,17 @@ def test_only_a_refusal_gives_back():
 def test_nothing_is_trained_when_nobody_sells():
     diary = Diary()
     diary.offers = lambda terms: dict.fromkeys(OFFERS)
-    market, record, delivered = play(diary)
-    assert (market.awards, delivered.update, record.refunded_micro) == ({}, None, TERMS.budget_micro)
+    auction, record, delivered = play(diary)
+    assert (auction.awards, delivered.update, record.refunded_micro) == ({}, None, TERMS.budget_micro)
     assert "train" not in diary.said
 
 
 def test_the_order_check_catches_a_driver_that_charges_after_training():
     """The broken subject: trains first, as the simulation once did, and a crash would spend nothing."""
     diary = Diary(dies=True)
-    market = diary.clear(TERMS, diary)
+    auction = diary.clear(TERMS, diary)
     with pytest.raises(AssertionError):
-        diary.train(market)
+        diary.train(auction)
 
 
 def test_flower_strategies_play_the_same_round():
@@ -308,8 +308,8 @@ def test_a_round_with_sixteen_thousand_offers_is_cleared_in_one_pass():
             super().check(name, terms)
 
     offers = {str(i): Counted(0.001 * (i % 997), 1.0) for i in range(16_000)}
-    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, Asked(lambda _: offers))
-    assert len(counted) == len(offers) == len(market.offers)
+    auction = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, Asked(lambda _: offers))
+    assert len(counted) == len(offers) == len(auction.offers)
 
 
 def test_awards_from_elsewhere_settle_like_our_own():

@@ -77,15 +77,15 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
     config = FederationConfig(clients=10, rounds=1, budget=3.0, training=Training(clip_norm=0.5))
     with Federation(config) as federation:
         state = federation.start()
-        market = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
-        market = market.bid(
+        auction = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
+        auction = auction.bid(
             SimulatedClients(federation, state).offers(federation.pacing.terms(state.records))
         ).clear(federation.mechanism)
-        assert len(market.awards) >= 2
-        noisy = federation.run_clients(state, market.awards)
-        quiet = federation.run_clients(state, dict.fromkeys(market.awards))
+        assert len(auction.awards) >= 2
+        noisy = federation.run_clients(state, auction.awards)
+        quiet = federation.run_clients(state, dict.fromkeys(auction.awards))
         plan = federation.pool.plan
-    for row, award in enumerate(market.awards.values()):
+    for row, award in enumerate(auction.awards.values()):
         sum_noise = (noisy - quiet)[row] * plan.expected_batch / plan.learning_rate
         sigma = noise_multiplier(award.epsilon, config.delta)
         assert sum_noise.std() == pytest.approx(sigma * plan.clip_norm, rel=5 / np.sqrt(2 * sum_noise.size))

@@ -361,8 +361,8 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
 
 def _why_nothing_sold(result: RunResult) -> str:
     config = result.config
-    law = scenario(result.types if config.bids else config.scenario)
-    facts = MarketFacts.of(law)
+    distribution = scenario(result.types if config.bids else config.scenario)
+    facts = MarketFacts.of(distribution)
     rule = resolve(config.mechanism, market=facts, **config.mechanism_settings)
     return why_nothing_sold(rule, result.types, config.budget_per_round)
 

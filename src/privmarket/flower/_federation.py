@@ -57,14 +57,14 @@ def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp
         raise ConfigurationError(
             f"mode {config.mode!r} on Flower", "only 'private' runs there; simulate the others"
         )
-    training, law = config.training, scenario(config.scenario)
+    training, distribution = config.training, scenario(config.scenario)
     nominal = max(1, tasks.load_dataset(config.dataset).train_labels.size // config.clients)
     settings: dict[str, Any] = {
         **{one.name: getattr(config, one.name) for one in fields(MarketPlan)},
         **{one.name: getattr(training, one.name) for one in fields(TrainingPlan)},
-        "mechanism": resolve(config.mechanism, market=MarketFacts.of(law), **config.mechanism_settings),
+        "mechanism": resolve(config.mechanism, market=MarketFacts.of(distribution), **config.mechanism_settings),
         "mechanism_settings": {},
-        "epsilon_max": law.epsilon_max,
+        "epsilon_max": distribution.epsilon_max,
         "learning_rate": training.local_rate / training.clip_norm,
         "expected_batch": training.sampling_rate * nominal,
         "min_nodes": config.clients,

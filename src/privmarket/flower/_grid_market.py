@@ -4,7 +4,6 @@
 `BrokerAuctioneer`, at a broker; `buy_sum` plays the training of a round under aggregate trust.
 """
 
-
 from __future__ import annotations
 
 import json
@@ -141,12 +140,12 @@ class GridMarket:
             )
 
     def sales(
-        self, market: Round, shares: Mapping[str, float] | None = None, total: SharedSum | None = None
+        self, auction: Round, shares: Mapping[str, float] | None = None, total: SharedSum | None = None
     ) -> dict[str, Sale]:
         """client → its own order, for those that sold something and are here; `total` under aggregate trust."""
-        terms = market.terms
-        plan = self.planned(market)
-        place = {client: at for at, client in enumerate(market.awards)}
+        terms = auction.terms
+        plan = self.planned(auction)
+        place = {client: at for at, client in enumerate(auction.awards)}
         sizes = None if total is None else np.bincount(total.cohort_of)
         return {
             client: Sale(
@@ -161,20 +160,20 @@ class GridMarket:
                 weight=0.0 if total is None else float(total.weights[place[client]]),
                 cohorts=1 if total is None else total.cohorts,
             )
-            for client, award in self.sellers(market).items()
+            for client, award in self.sellers(auction).items()
         }
 
-    def planned(self, market: Round) -> RoundPlan:
+    def planned(self, auction: Round) -> RoundPlan:
         """The training plan of a cleared round: as the settings say, the rest from public numbers.
 
         The number of records that clients declare is that of the first round in which anybody bids: a divisor that
         changed from round to round would change what updates mean.
         """
-        if not self._declared and market.offers:
-            self._declared = sum(offer.data_size for offer in market.offers.values()) / len(market.offers)
+        if not self._declared and auction.offers:
+            self._declared = sum(offer.data_size for offer in auction.offers.values()) / len(auction.offers)
         chosen = plan_round(
             self.settings,
-            market,
+            auction,
             self.parameters,
             declared=self._declared,
             server_gain=self.server_gain,
@@ -197,26 +196,26 @@ class GridMarket:
         if plan.noise_ratio > LOUD:
             _summary_log.warning("%s", too_loud(plan.noise_ratio, self.noise, self.parameters))
 
-    def sellers(self, market: Round) -> dict[str, Award]:
+    def sellers(self, auction: Round) -> dict[str, Award]:
         """client → what it sold, for those that are here."""
-        return {client: award for client, award in market.awards.items() if client in self.fleet.node_of}
+        return {client: award for client, award in auction.awards.items() if client in self.fleet.node_of}
 
-    def shared_sum(self, market: Round, parameters: int, cohorts: Cohorts) -> SharedSum:
+    def shared_sum(self, auction: Round, parameters: int, cohorts: Cohorts) -> SharedSum:
         """The public numbers of a round's secure sums under aggregate trust, over all that were awarded.
 
         At a broker some of them may not be here: they are members of a sum, and drop out of it.
         """
-        here = market.offers
+        here = auction.offers
         return SharedSum.plan(
-            [award.event.noise_multiplier for award in market.awards.values()],
-            [here[client].data_size if client in here else 1.0 for client in market.awards],
+            [award.event.noise_multiplier for award in auction.awards.values()],
+            [here[client].data_size if client in here else 1.0 for client in auction.awards],
             clip_norm=self.settings.clip_norm,
             parameters=parameters,
-            honest_share=market.terms.honest_share,
-            cohort_of=[cohorts.cohort_of[client] for client in market.awards],
+            honest_share=auction.terms.honest_share,
+            cohort_of=[cohorts.cohort_of[client] for client in auction.awards],
         )
 
-    def awarded_keys(self, market: Round) -> dict[str, bytes]:
+    def awarded_keys(self, auction: Round) -> dict[str, bytes]:
         """Awarded seller → the key that it signs with in secure sums: the broker's, else the one that it bid with.
 
         Raises:
@@ -225,42 +224,42 @@ class GridMarket:
         broker = self.auctioneer
         keys = self.fleet.sum_keys
         if isinstance(broker, BrokerAuctioneer):
-            keys = {one: bytes.fromhex(key) for one, key in broker.registered_keys(market.terms).items()}
-        without = [client for client in market.awards if client not in keys]
+            keys = {one: bytes.fromhex(key) for one, key in broker.registered_keys(auction.terms).items()}
+        without = [client for client in auction.awards if client not in keys]
         if without:
             raise PrivacyError(f"seller {without[0]} has no key for the secure sum", "register one at the broker")
-        return {client: keys[client] for client in market.awards}
+        return {client: keys[client] for client in auction.awards}
 
-    def close(self, market: Round, record: RoundRecord) -> RoundRecord:
+    def close(self, auction: Round, record: RoundRecord) -> RoundRecord:
         """Writes down a settled round, and the receipts that clients get with the next call for bids."""
-        terms = market.terms
+        terms = auction.terms
         self.fleet.receipts = {
             client: Receipt(
                 *(terms.run, terms.number, record.paid_micro.get(client, 0)),
                 *(record.dropped.get(client, ""), terms.trust, self.cohorts_of.get(terms.number, 1)),
             )
-            for client in market.awards
+            for client in auction.awards
             if client in self.fleet.node_of
         }
         self.declined |= self.fleet.declined
         self.records.append(record)
-        self._look_back(market, record)
+        self._look_back(auction, record)
         _log.info("round %s: %s sold, dropped %s", record.number, record.sellers, record.dropped)
         return record
 
-    def _look_back(self, market: Round, record: RoundRecord) -> None:
+    def _look_back(self, auction: Round, record: RoundRecord) -> None:
         """Notes why a round bought nothing, and ends a run in which everybody fails for the same reason."""
         if record.paid_micro:
             return
-        left_out = self._left_out(market)
+        left_out = self._left_out(auction)
         words = set(self.fleet.declined.values())
         number = record.number + 1
         faults = set(record.dropped.values())
         if faults:
             if len(faults) == 1 and next(iter(faults)).startswith(_OWN_FAULTS) and self._is_everybody(record):
                 self.ended = f"all {counted(len(record.dropped), 'seller')} of round {number}: {next(iter(faults))}"
-        elif market.offers:
-            self._why["price"] = self._too_dear(market)
+        elif auction.offers:
+            self._why["price"] = self._too_dear(auction)
         elif left_out:
             self._why |= left_out
         elif self.fleet.declined and len(words) == 1 and len(self.fleet.declined) == len(self.fleet.node_of):
@@ -282,23 +281,23 @@ class GridMarket:
         """Whether those that failed are all that could have sold: several sellers, or all bidders."""
         return len(record.dropped) > 1 or len(record.dropped) == record.bidders
 
-    def _left_out(self, market: Round) -> dict[str, str]:
+    def _left_out(self, auction: Round) -> dict[str, str]:
         """client → why its offer was left out of the auction: it breaks the terms."""
         found: dict[str, str] = {}
         for client, offer in self.fleet.last_offers.items():
-            if offer is not None and client not in market.offers:
+            if offer is not None and client not in auction.offers:
                 try:
-                    offer.check(client, market.terms)
+                    offer.check(client, auction.terms)
                 except RoundError as error:
                     found[client] = f"offer left out: {error}"
         return found
 
-    def _too_dear(self, market: Round) -> str:
+    def _too_dear(self, auction: Round) -> str:
         """Why a round with offers sold nothing: prices and money side by side."""
-        cheapest = min(market.offers.values(), key=lambda offer: offer.valuation)
-        budget = market.terms.budget_micro / MICRO
+        cheapest = min(auction.offers.values(), key=lambda offer: offer.valuation)
+        budget = auction.terms.budget_micro / MICRO
         return (
-            f"{counted(len(market.offers), 'offer')} and no sale: the cheapest asks {cheapest.valuation:g} per "
+            f"{counted(len(auction.offers), 'offer')} and no sale: the cheapest asks {cheapest.valuation:g} per "
             f"unit of ε for up to ε = {cheapest.epsilon:.3g}, the budget of a round is {budget:g}; raise budget=, "
             "or try another mechanism="
         )
@@ -408,12 +407,12 @@ class BrokerAuctioneer:
         """seller → the public key that it is registered with, for the sellers of a cleared round."""
         return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
-    def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
+    def settle(self, auction: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
         """Gives receipts for all claims, has the broker settle once no award waits, checks its sums."""
-        settled = market.settle(reports, voided)
-        if not market.awards or settled.record is None:
+        settled = auction.settle(reports, voided)
+        if not auction.awards or settled.record is None:
             return settled
-        name, record = market.terms.broker_round, settled.record
+        name, record = auction.terms.broker_round, settled.record
         claimed = [award["seller_id"] for award in self.client.awards(name) if award["claim_sha256"]]
         if claimed:
             self.client.give_receipts(name, {c: record.dropped.get(c) for c in claimed})
@@ -423,24 +422,24 @@ class BrokerAuctioneer:
             if error.code != "conflict":
                 raise
             # Somebody may still deliver or dispute: the broker settles at the deadlines that the task published.
-            _log.info("round %s: the broker settles it later: %s", market.terms.number, error.message)
+            _log.info("round %s: the broker settles it later: %s", auction.terms.number, error.message)
             return settled
         if paid != record.spent_micro:
             raise RoundError(
-                f"round {market.terms.number}: the broker paid {paid} µ, not {record.spent_micro}",
+                f"round {auction.terms.number}: the broker paid {paid} µ, not {record.spent_micro}",
                 "compare the broker's awards with this run's records",
             )
         return settled
 
 
 def buy_sum(
-    run: GridMarket, market: Round, weights: Arrays, register: SignRoster | None = None
+    market: GridMarket, auction: Round, weights: Arrays, register: SignRoster | None = None
 ) -> tuple[dict[str, Delivery], np.ndarray | None]:
     """The training of a round under aggregate trust, from the roster to the opened sums.
 
     Args:
-        run: the market, with its fleet and settings.
-        market: the cleared round.
+        market: the run, with its fleet and settings.
+        auction: the cleared round.
         weights: the model, array by array.
         register: signs the roster, where there is one.
 
@@ -448,28 +447,30 @@ def buy_sum(
         What each seller delivered, and the step of the model that was bought: learning rate × average,
         (parameters,) float32, array after array; None where no sum was opened.
     """
-    if not market.awards:
+    if not auction.awards:
         return {}, None
-    settings = run.settings
-    grid = run.fleet.grid
+    settings = market.settings
+    grid = market.fleet.grid
     try:
-        keys = run.awarded_keys(market)
+        keys = market.awarded_keys(auction)
         cohorts = sums.form_cohorts(
-            grid, run.fleet, market.terms, keys, settings.largest_cohort, settings.deadline_seconds, register
+            grid, market.fleet, auction.terms, keys, settings.largest_cohort, settings.deadline_seconds, register
         )
-        plan = run.shared_sum(market, sum(array.size for array in weights.values()), cohorts)
+        plan = market.shared_sum(auction, sum(array.size for array in weights.values()), cohorts)
     except (PrivacyError, SumRefusal, SumClosed) as error:  # no order has gone out: nobody released anything
-        _log.warning("round %s: %s", market.terms.number, error)
-        return {client: Delivery(fault=str(error), refused=True) for client in run.sellers(market)}, None
-    sales = run.sales(market, total=plan)
-    sizes = {client: market.offers[client].data_size for client in sales}
-    run.cohorts_of[market.terms.number] = cohorts.count
-    deliveries, total = sums.secure_sum(grid, run.fleet, sales, weights, sizes, settings.deadline_seconds, cohorts)
+        _log.warning("round %s: %s", auction.terms.number, error)
+        return {client: Delivery(fault=str(error), refused=True) for client in market.sellers(auction)}, None
+    sales = market.sales(auction, total=plan)
+    sizes = {client: auction.offers[client].data_size for client in sales}
+    market.cohorts_of[auction.terms.number] = cohorts.count
+    deliveries, total = sums.secure_sum(
+        grid, market.fleet, sales, weights, sizes, settings.deadline_seconds, cohorts
+    )
     if total is None:
         return deliveries, None
-    place = {client: at for at, client in enumerate(market.awards)}
+    place = {client: at for at, client in enumerate(auction.awards)}
     came = [place[client] for client in sales if deliveries[client].fault is None]
     flat = np.concatenate([total[name].ravel() for name in weights])
-    chosen = run.planned(market)
+    chosen = market.planned(auction)
     rate = chosen.learning_rate / chosen.expected_batch
     return deliveries, (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)

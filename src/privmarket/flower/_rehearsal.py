@@ -261,7 +261,9 @@ def _plain_payments(plan: RehearsalPlan, record: RoundJson) -> dict[str, int]:
         return {}
     with simulation.Federation(plan.config) as federation:
         types, number = federation.types(record["number"]), record["number"]
-        terms = Terms(number, micro_units(plan.config.budget), federation.family, federation.law.epsilon_max)
+        terms = Terms(
+            number, micro_units(plan.config.budget), federation.family, federation.distribution.epsilon_max
+        )
         v, epsilon, size = types.valuation, types.epsilon, federation.sizes
         places = {client: federation.place[client] for client in present}
         offers = {c: Offer(float(v[at]), float(epsilon[at]), float(size[at])) for c, at in places.items()}

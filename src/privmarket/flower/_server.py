@@ -120,11 +120,11 @@ def server_app(
         signs = SellerRegister(register).sign if isinstance(register, str | Path) else register
         places = result_places(context, result_file)
         kept = partial_path(places[0]) if places else None
-        market = MarketRun(grid, here, auctioneer, subject.start(), subject.measure, on_round, kept, subject, signs)
+        run = MarketRun(grid, here, auctioneer, subject.start(), subject.measure, on_round, kept, subject, signs)
         try:
-            app.result = market.run()
+            app.result = run.run()
         except KeyboardInterrupt:
-            app.result = market.stopped()
+            app.result = run.stopped()
             log_summary(app.result)
             raise
         log_summary(app.result)
@@ -283,7 +283,9 @@ class MarketRun:
 
     def step(self, number: int) -> None:
         """One round: auction, training, settlement, and the model moved by what was bought."""
-        market, settings, started = self.market, self.settings, time.perf_counter()
+        started = time.perf_counter()
+        market = self.market
+        settings = self.settings
         terms = market.pacing.terms(market.records)
         played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.wallets)
         if delivered.update is not None:
@@ -301,13 +303,13 @@ class MarketRun:
         """The model that is tested and kept."""
         return self._arrays(self.state.tested(self.settings).numpy())
 
-    def train(self, market: Round) -> Delivered:
+    def train(self, auction: Round) -> Delivered:
         """Sends every seller its own order; what comes back in time, and Σ α·update over what can be used of it."""
-        if market.terms.trust == "aggregate":
-            return self._train_sum(market)
+        if auction.terms.trust == "aggregate":
+            return self._train_sum(auction)
         if self.settings.secure_aggregation:
-            return self._train_secure(market)
-        sales, weights = self.market.sales(market), self._arrays(self.state.weights.numpy())
+            return self._train_secure(auction)
+        sales, weights = self.market.sales(auction), self._arrays(self.state.weights.numpy())
         shared, patience, messages = wire.write_arrays(weights), self.settings.deadline_seconds, []
         for client, sale in sales.items():
             content = wire.put(RecordDict({wire.WEIGHTS: shared}), sale)
@@ -315,25 +317,25 @@ class MarketRun:
             messages.append(Message(content, node, wire.TRAIN, ttl=patience, group_id=group))
         replies = self.grid.send_and_receive(messages, timeout=patience)
         deliveries = self.fleet.take(sales, replies, wire.UPDATE, self.shapes)
-        usable = [c for c in market.offers if (d := deliveries.get(c)) and d.update is not None]
+        usable = [c for c in auction.offers if (d := deliveries.get(c)) and d.update is not None]
         total = None
         if usable:
             updates = np.stack([flatten(deliveries[c].update or {}, self.shapes) for c in usable])
-            shares = seller_weights(market, usable, self.settings.aggregation, self.market.objective)
+            shares = seller_weights(auction, usable, self.settings.aggregation, self.market.objective)
             total = aggregate(shares, updates)
         return Delivered(deliveries, total)
 
-    def _train_sum(self, market: Round) -> Delivered:
+    def _train_sum(self, auction: Round) -> Delivered:
         """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
         weights = self._arrays(self.state.weights.numpy())
-        return Delivered(*buy_sum(self.market, market, weights, self.register))
+        return Delivered(*buy_sum(self.market, auction, weights, self.register))
 
-    def _train_secure(self, market: Round) -> Delivered:
+    def _train_secure(self, auction: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
-        sellers = [client for client in market.offers if client in market.awards]
-        shares = seller_weights(market, sellers, self.settings.aggregation, self.market.objective)
+        sellers = [client for client in auction.offers if client in auction.awards]
+        shares = seller_weights(auction, sellers, self.settings.aggregation, self.market.objective)
         alpha = dict(zip(sellers, shares.tolist(), strict=True))
-        sales = self.market.sales(market, {client: len(sellers) * one for client, one in alpha.items()})
+        sales = self.market.sales(auction, {client: len(sellers) * one for client, one in alpha.items()})
         weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
         deliveries, mean = sums.secure_order(self.grid, self.fleet, sales, weights, patience)
         total = None

@@ -9,7 +9,6 @@ strategy works that uses the replies only through their average: FedAvg, and tho
 compare.
 """
 
-
 from __future__ import annotations
 
 import logging
@@ -167,7 +166,7 @@ class AuctionStrategy(Strategy):
         left = checkpoint.found(self._partial, self.settings, arrays_of(initial_arrays))
         first = initial_arrays
         if left is not None:
-            self._run.restore(left)
+            self._begun.restore(left)
             self._before = len(left.records)
             first = ArrayRecord({name: Array(left.arrays[name]) for name in initial_arrays})
         self._arrays = first
@@ -181,9 +180,9 @@ class AuctionStrategy(Strategy):
             result = Result()
         except KeyboardInterrupt:
             self._send_receipts()
-            self._run.fleet.receipts = {}
+            self._begun.fleet.receipts = {}
             self._keep(self._arrays)
-            self.result = self._made(None, self._run.stopped_note(self._partial))
+            self.result = self._made(None, self._begun.stopped_note(self._partial))
             log_summary(self.result)
             raise
         if not len(result.arrays):
@@ -243,7 +242,7 @@ class AuctionStrategy(Strategy):
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             found = measure(number + self._before if number else 0, arrays)
             if number and found is not None and _ACCURACY in found:
-                records = self._run.records
+                records = self._begun.records
                 records[-1] = replace(records[-1], accuracy=float(str(found[_ACCURACY])))
                 self._keep(arrays)
             return found
@@ -251,28 +250,28 @@ class AuctionStrategy(Strategy):
         return evaluate
 
     @property
-    def _run(self) -> GridMarket:
+    def _begun(self) -> GridMarket:
         assert self._market is not None
         return self._market
 
     def _keep(self, arrays: ArrayRecord) -> None:
         """Writes the settled rounds beside the result. The momentum of `inner` is not kept."""
-        if self._partial is not None and self._run.records:
-            self._run.settled(arrays_of(arrays)).write(self._partial)
+        if self._partial is not None and self._begun.records:
+            self._begun.settled(arrays_of(arrays)).write(self._partial)
 
     def _send_receipts(self) -> None:
-        run = self._run
-        if run.fleet.receipts and run.records:
-            run.fleet.send_receipts(run.pacing.terms(run.records[:-1]), RECEIPT_SECONDS)
+        market = self._begun
+        if market.fleet.receipts and market.records:
+            market.fleet.send_receipts(market.pacing.terms(market.records[:-1]), RECEIPT_SECONDS)
 
     def _made(self, result: Result | None, *notes: str) -> MarketResult:
-        run = self._run
+        market = self._begun
         measured = {} if result is None else result.evaluate_metrics_serverapp
         records = tuple(
             replace(r, accuracy=float(str(measured[at][_ACCURACY])))
             if _ACCURACY in measured.get(at := r.number + 1 - self._before, {}) and at > 0
             else r
-            for r in run.records
+            for r in market.records
         )
         final = self._arrays if result is None else result.arrays
         refused = [
@@ -283,13 +282,13 @@ class AuctionStrategy(Strategy):
             self.settings,
             records,
             arrays_of(final),
-            run.wallets.releases(),
-            tuple(run.fleet.waited_seconds),
+            market.wallets.releases(),
+            tuple(market.fleet.waited_seconds),
             time.perf_counter() - self._started,
-            run.declined,
-            cohorts=run.cohorts_of,
+            market.declined,
+            cohorts=market.cohorts_of,
             build=self._model,
-            notes=(*run.notes(), *(refused if self._refused_evaluation else ()), *notes),
+            notes=(*market.notes(), *(refused if self._refused_evaluation else ()), *notes),
         )
 
     def configure_train(
@@ -298,19 +297,19 @@ class AuctionStrategy(Strategy):
         """The inner strategy's messages, to winners only, each with its own order."""
         if self._market is None:  # a loop of the app's own in place of `start`
             self._market = self._new_market(grid, arrays)
-        run = self._market
+        market = self._market
         number = server_round + self._before
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(number, arrays, config, grid)}
-        run.fleet.chosen = picked.keys()
-        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.wallets)
+        market.fleet.chosen = picked.keys()
+        auction = hold_auction(market.pacing.terms(market.records), market.fleet, self.auctioneer, market.wallets)
         if self.settings.trust == "aggregate":
             # The protocol has several exchanges of its own; the strategy has nothing left to send.
-            self._open = market, {}, arrays
-            self._sum = bought_average(run, market, arrays, self.weighted_by_key, self.register)
+            self._open = auction, {}, arrays
+            self._sum = bought_average(market, auction, arrays, self.weighted_by_key, self.register)
             return []
-        sales = run.sales(market)
-        self._open = market, sales, arrays
-        return [self._with_order(picked[run.fleet.node_of[client]], sale) for client, sale in sales.items()]
+        sales = market.sales(auction)
+        self._open = auction, sales, arrays
+        return [self._with_order(picked[market.fleet.node_of[client]], sale) for client, sale in sales.items()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -318,43 +317,43 @@ class AuctionStrategy(Strategy):
         """Pays for usable updates and hands them, and only them, to the inner strategy."""
         assert self._open is not None
         assert self._market is not None
-        market, sales, arrays = self._open
-        run, received = self._market, list(replies)
+        auction, sales, arrays = self._open
+        market, received = self._market, list(replies)
         average: Message | None = None
         if self._sum is not None:
             deliveries, average = self._sum
         else:
             shapes = {name: tuple(array.shape) for name, array in arrays.items()}
             counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
-            deliveries = run.fleet.take(sales, received, None, shapes, counters)
-        settled = settle_round(market, Delivered(deliveries), self.auctioneer, run.wallets)
+            deliveries = market.fleet.take(sales, received, None, shapes, counters)
+        settled = settle_round(auction, Delivered(deliveries), self.auctioneer, market.wallets)
         assert settled.record is not None
-        run.close(market, settled.record)
+        market.close(auction, settled.record)
         if self._sum is None:
-            merged = self._merged(server_round, market, deliveries, received)
+            merged = self._merged(server_round, auction, deliveries, received)
         elif average is None:
             merged = None, None
         else:
             merged = self.inner.aggregate_train(server_round + self._before, [average])
         self._arrays = merged[0] if merged[0] is not None else arrays
         self._keep(self._arrays)
-        if run.ended:
-            raise AllFailedError(run.ended)
-        if checkpoint.stop_asked() and len(run.records) < self.settings.rounds:
+        if market.ended:
+            raise AllFailedError(market.ended)
+        if checkpoint.stop_asked() and len(market.records) < self.settings.rounds:
             raise KeyboardInterrupt
         return merged
 
     def _merged(
-        self, server_round: int, market: Round, deliveries: Mapping[str, Delivery], received: list[Message]
+        self, server_round: int, auction: Round, deliveries: Mapping[str, Delivery], received: list[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the updates that can be used."""
-        run = self._run
-        usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
+        market = self._begun
+        usable = [client for client in auction.offers if (d := deliveries.get(client)) and d.update is not None]
         if not usable:  # nobody offered, sold or delivered
             return None, None
         first = {m.metadata.src_node_id: m for m in reversed(received)}  # the first reply of each node
-        good = [first[run.fleet.node_of[client]] for client in usable]
-        weights = seller_weights(market, usable, self.settings.aggregation, run.objective)
+        good = [first[market.fleet.node_of[client]] for client in usable]
+        weights = seller_weights(auction, usable, self.settings.aggregation, market.objective)
         for message, weight in zip(good, weights, strict=True):
             self._weigh(message.content, float(weight))
         return self.inner.aggregate_train(server_round + self._before, good)
@@ -433,7 +432,11 @@ def require_average(inner: Strategy) -> None:
 
 
 def bought_average(
-    run: GridMarket, market: Round, arrays: ArrayRecord, weighted_by_key: str | None, register: SignRoster | None
+    market: GridMarket,
+    auction: Round,
+    arrays: ArrayRecord,
+    weighted_by_key: str | None,
+    register: SignRoster | None,
 ) -> tuple[Mapping[str, Delivery], Message | None]:
     """Plays a round's secure sums.
 
@@ -442,7 +445,7 @@ def bought_average(
         average of what was bought. None where no sum was opened.
     """
     weights = {name: array.numpy() for name, array in arrays.items()}
-    deliveries, step = buy_sum(run, market, weights, register)
+    deliveries, step = buy_sum(market, auction, weights, register)
     if step is None:
         return deliveries, None
     cuts = np.cumsum([array.size for array in weights.values()])[:-1]

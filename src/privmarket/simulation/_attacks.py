@@ -316,8 +316,8 @@ def finished_model_attack(
 ) -> AttackResult:
     """Membership inference on a run that is over: the losses of records that were in against those of others.
 
-    No coins were thrown before that training, so the bound on ε assumes that members and others come from the same
-    law; as many of each are compared.
+    No coins were thrown before that training, so the bound on ε assumes that members and others come from one
+    distribution; as many of each are compared.
     """
     size = min(members[1].shape[0], others[1].shape[0])
     taken = [torch.from_numpy(rng.permutation(part[1].shape[0])[:size]) for part in (members, others)]

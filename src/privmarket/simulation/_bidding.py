@@ -234,41 +234,43 @@ class Learning:
 def bidding_of(
     config: FederationConfig,
     names: Sequence[str],
-    law: Distribution,
+    distribution: Distribution,
     family: ReleaseFamily,
     strategy: Strategy | None,
 ) -> Bidding | None:
     """The way of reporting that a run asks for, None for the truth; a `strategy` given in code goes first.
 
     Raises:
-        ConfigurationError: `equilibrium` without a wallet, or with a law that has no valuations of its own.
+        ConfigurationError: `equilibrium` without a wallet, or with a distribution without valuations of its own.
     """
     if strategy is not None:
         return Fixed(strategy)
     if config.strategy == "learning":
         return Learning(names, config.seed)
     if config.strategy == "equilibrium":
-        return Fixed(_equilibrium(config, law, family))
+        return Fixed(_equilibrium(config, distribution, family))
     return None
 
 
-def _equilibrium(config: FederationConfig, law: Distribution, family: ReleaseFamily) -> Strategy:
+def _equilibrium(config: FederationConfig, distribution: Distribution, family: ReleaseFamily) -> Strategy:
     """The bid function of the mean-field game that fits the run: its horizon, money and lifetime ε.
 
     The game spends budget in proportion to ε, a wallet by a privacy measure. The two are tied where it matters: a
     client's budget in the game is what it can sell in all if it sells evenly over the rounds.
     """
-    if config.wallet is None or not isinstance(law, IndependentDistribution):
+    if config.wallet is None or not isinstance(distribution, IndependentDistribution):
         raise ConfigurationError(
             f"strategy 'equilibrium' with wallet {config.wallet} and scenario {config.scenario!r}",
             "looking ahead needs a lifetime limit: give --wallet, and uniform, bimodal or lognormal as scenario",
         )
     wallets = Wallets(np.full(1, config.wallet), config.delta)
-    even = float(wallets.affordable(family, law.epsilon_max, config.rounds)[0])
+    even = float(wallets.affordable(family, distribution.epsilon_max, config.rounds)[0])
     lifetime = even * config.rounds
     wallet = config.wallet
     game = meanfield.Problem.from_scenario(
-        IndependentDistribution(law.name, law.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime),
+        IndependentDistribution(
+            distribution.name, distribution.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime
+        ),
         budget_per_client=config.budget_per_round / config.clients,
         horizon=float(config.rounds),
         market=meanfield.MenuMarket(POSTED_PRICE, sale_cap=_SALE_IN_SHARES * even),

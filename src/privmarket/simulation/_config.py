@@ -191,7 +191,7 @@ class FederationConfig(MarketPlan):
         choices=STRATEGIES,
         added=True,
     )
-    scenario: str = setting("uniform", "The law that clients' (v, ε) are drawn from.")
+    scenario: str = setting("uniform", "The distribution that clients' (v, ε) are drawn from.")
     wallet: float | None = setting(None, "Lifetime limit on each client's ε at δ; none if not given.", above=0)
     wallet_policy: str = setting(
         "spread",

@@ -81,7 +81,7 @@ class Federation:
     Args:
         config: the run.
         task: what is learned from whose records, instead of the built-in data set that the configuration names.
-        asked: what each client asks, instead of a draw from the configured law.
+        asked: what each client asks, instead of a draw from the configured distribution.
         own_model: the task's module trained on the public records, if it is there already.
         mechanism: a ready rule, instead of the configured name.
         workers: processes that train; any number gives the same result.
@@ -122,16 +122,16 @@ class Federation:
         self.names = self.task.clients
         self.place = {name: i for i, name in enumerate(self.names)}
         self.asked = None if asked is None else asked.of(self.names)
-        self.law = scenario(config.scenario if self.asked is None else self.asked.bids)
+        self.distribution = scenario(config.scenario if self.asked is None else self.asked.bids)
         if mechanism is None:
-            facts = MarketFacts.of(self.law)
+            facts = MarketFacts.of(self.distribution)
             mechanism = resolve(config.mechanism, market=facts, **config.mechanism_settings)
         self.mechanism = mechanism
         self.family = ReleaseFamily.of(training, config.delta)
-        self.pacing = Pacing(config, self.family, self.law.epsilon_max)
+        self.pacing = Pacing(config, self.family, self.distribution.epsilon_max)
         self.auctioneer = LocalAuctioneer(self.mechanism)
         self.objective = AggregationError(config.kappa, config.heterogeneity)
-        self.bidding = bidding_of(config, self.names, self.law, self.family, strategy)
+        self.bidding = bidding_of(config, self.names, self.distribution, self.family, strategy)
         if config.statistics != "none":
             _ = self.pool.moments  # refuses what cannot be, before anyone bids
         self._persistent = self._types(0) if config.types == "persistent" else None
@@ -211,8 +211,8 @@ class Federation:
         if self.mode.holds_auctions:
             terms = self.pacing.terms(state.records)
             store = MemoryStore(self.place, state.wallets)
-            purses = store if self.mode.counts_epsilon else ReleaseBook()
-            market, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
+            wallets = store if self.mode.counts_epsilon else ReleaseBook()
+            auction, record, delivered = play_round(terms, clients, self.auctioneer, clients, wallets)
             update = delivered.update
             left = state.remaining_micro - record.spent_micro
             state = replace(state, wallets=store.wallets, remaining_micro=left)
@@ -220,7 +220,7 @@ class Federation:
             update = clients.train_all()
             record = RoundRecord(number)
         if self.sells_moments(number):
-            state = self._whitened(state, market, record, update)
+            state = self._whitened(state, auction, record, update)
         elif update is not None:
             plan = self.server_plan
             if state.whitening is not None:
@@ -234,7 +234,7 @@ class Federation:
         """Whether a round sells moments of the inputs and no update: the first one, where that was asked for."""
         return number == 0 and self.config.statistics == "moments"
 
-    def _whitened(self, state: RunState, market: Round, record: RoundRecord, total: np.ndarray | None) -> RunState:
+    def _whitened(self, state: RunState, auction: Round, record: RoundRecord, total: np.ndarray | None) -> RunState:
         """The state after a round that sold moments: inputs are whitened from now on.
 
         Where nothing came of the round, what was known for nothing must do.
@@ -242,9 +242,9 @@ class Federation:
         sale = self.pool.moments
         moments = sale.free
         if total is not None:
-            sellers = list(market.awards)
+            sellers = list(auction.awards)
             paid = [number for number, client in enumerate(sellers) if client in record.paid_micro]
-            plan = self.shared_sum(market)
+            plan = self.shared_sum(auction)
             weights = plan.weights[paid] / plan.weights[paid].sum()
             records = float(weights @ self.declared[[self.place[sellers[number]] for number in paid]])
             noise = plan.deviation(paid) if self.mode.is_private else 0.0
@@ -302,7 +302,7 @@ class Federation:
         needed = bits_at_most(
             min(config.clients, DEFAULT_COHORT),
             int(self.declared.max()),
-            float(self.family.noise_multiplier(self.law.epsilon_max)),
+            float(self.family.noise_multiplier(self.distribution.epsilon_max)),
             parameters,
             config.honest_share,
         )
@@ -312,18 +312,18 @@ class Federation:
                 "use fewer clients a round, or a lower limit on offers",
             )
 
-    def shared_sum(self, market: Round, whitening: Whitening | None = None) -> SharedSum:
+    def shared_sum(self, auction: Round, whitening: Whitening | None = None) -> SharedSum:
         """The public numbers of a cleared round's secure sums, of inputs that are as they are or whitened."""
-        sells_moments = self.sells_moments(market.terms.number)
+        sells_moments = self.sells_moments(auction.terms.number)
         model, plan = self.pool.sale(sells_moments=sells_moments, whitening=whitening)
         return simulated_sum(
-            [award.event.noise_multiplier for award in market.awards.values()],
-            self.declared[[self.place[client] for client in market.awards]],
+            [award.event.noise_multiplier for award in auction.awards.values()],
+            self.declared[[self.place[client] for client in auction.awards]],
             clip_norm=plan.clip_norm,
             parameters=model.parameters,
-            honest_share=market.terms.honest_share,
-            sellers=len(market.awards),
-            seed=f"{self.config.seed}/{market.terms.number}",
+            honest_share=auction.terms.honest_share,
+            sellers=len(auction.awards),
+            seed=f"{self.config.seed}/{auction.terms.number}",
         )
 
     def score(self, state: RunState) -> float | None:
@@ -373,54 +373,54 @@ class SimulatedClients:
 
     def offers(self, terms: Terms) -> dict[str, Offer]:
         """Offers of the clients that have records and something left in their wallets."""
-        run = self.federation
+        federation = self.federation
         state = self.state
-        config = self.federation.config
-        types = run.types(terms.number)
+        config = federation.config
+        types = federation.types(terms.number)
         epsilon = np.minimum(types.epsilon, terms.epsilon_max)
         valuation = types.valuation
-        if run.mode.counts_epsilon:
+        if federation.mode.counts_epsilon:
             rounds_left = terms.rounds - terms.number if config.wallet_policy == "spread" else 1
             epsilon = state.wallets.affordable(terms.family, epsilon, rounds_left)
-        if run.bidding is not None:
+        if federation.bidding is not None:
             left = state.wallets.remaining_share * state.wallets.cap_epsilon
-            valuation = np.maximum(run.bidding.reports(valuation, left, terms.number, state.records), 0.0)
+            valuation = np.maximum(federation.bidding.reports(valuation, left, terms.number, state.records), 0.0)
         return {
-            run.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(run.declared[i]))
-            for i in np.flatnonzero((run.sizes > 0) & (epsilon > 0))
+            federation.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(federation.declared[i]))
+            for i in np.flatnonzero((federation.sizes > 0) & (epsilon > 0))
         }
 
-    def train(self, market: Round) -> Delivered:
+    def train(self, auction: Round) -> Delivered:
         """What the sellers release, added up over those whose update is usable.
 
         Under local trust the server sees every update and weighs it; under aggregate trust only their sum.
         """
-        run = self.federation
-        config = self.federation.config
-        gone = self._dropped(market) if config.dropout else set()
-        sales = {client: award for client, award in market.awards.items() if client not in gone}
-        if market.terms.trust == "aggregate" and run.mode.is_private:
-            return self._secure_sum(market, sales)
-        updates = run.run_clients(self.state, sales)
+        federation = self.federation
+        config = federation.config
+        gone = self._dropped(auction) if config.dropout else set()
+        sales = {client: award for client, award in auction.awards.items() if client not in gone}
+        if auction.terms.trust == "aggregate" and federation.mode.is_private:
+            return self._secure_sum(auction, sales)
+        updates = federation.run_clients(self.state, sales)
         finite = np.isfinite(updates).all(axis=1)
         usable = {client for client, ok in zip(sales, finite, strict=True) if ok}
         total = None
         if usable:
             # Without noise a run under aggregate trust keeps the weights of its secure sum.
-            shared = "inverse-noise" if market.terms.trust == "aggregate" else None
-            scheme = run.mode.aggregation or shared or config.aggregation
-            total = aggregate(seller_weights(market, usable, scheme, run.objective), updates[finite])
+            shared = "inverse-noise" if auction.terms.trust == "aggregate" else None
+            scheme = federation.mode.aggregation or shared or config.aggregation
+            total = aggregate(seller_weights(auction, usable, scheme, federation.objective), updates[finite])
         reports = {client: Report(None if client in usable else "update is not finite") for client in sales}
         return Delivered(reports, total)
 
-    def _secure_sum(self, market: Round, sales: Mapping[str, Award]) -> Delivered:
+    def _secure_sum(self, auction: Round, sales: Mapping[str, Award]) -> Delivered:
         """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them.
 
         In a round of several cohorts that holds for each; those that lost too many sellers stay closed.
         """
-        run = self.federation
-        sellers = list(market.awards)
-        plan = run.shared_sum(market, self.state.whitening)
+        federation = self.federation
+        sellers = list(auction.awards)
+        plan = federation.shared_sum(auction, self.state.whitening)
         arrived = [number for number, client in enumerate(sellers) if client in sales]
         counted = plan.counted(arrived)
         # Shares of a closed sum stay under masks that nobody takes off: not seen, not paid, ε stays spent.
@@ -430,34 +430,34 @@ class SimulatedClients:
         opened = {sellers[number] for number in counted}
         reports = {client: Report(None if client in opened else fault) for client in sales}
         paid = {client: sales[client] for client in sales if client in opened}
-        shares = run.run_clients(self.state, paid, [plan.grid(number) for number in counted])
+        shares = federation.run_clients(self.state, paid, [plan.grid(number) for number in counted])
         total = plan.opened(shares, counted)
         if total is None:
             return Delivered(reports)
-        _, local = run.pool.sale(
-            sells_moments=run.sells_moments(market.terms.number), whitening=self.state.whitening
+        _, local = federation.pool.sale(
+            sells_moments=federation.sells_moments(auction.terms.number), whitening=self.state.whitening
         )
         rate = local.learning_rate / local.expected_batch
         return Delivered(reports, (rate * total).astype(np.float32))
 
-    def _dropped(self, market: Round) -> set[str]:
+    def _dropped(self, auction: Round) -> set[str]:
         """The sellers that vanish after the auction, drawn with the configured probability."""
-        run = self.federation
-        config = self.federation.config
-        rng = np.random.default_rng([config.seed, _DROPOUT, market.terms.number])
+        federation = self.federation
+        config = federation.config
+        rng = np.random.default_rng([config.seed, _DROPOUT, auction.terms.number])
         gone = rng.random(config.clients) < config.dropout
-        return {client for client in market.awards if gone[run.place[client]]}
+        return {client for client in auction.awards if gone[federation.place[client]]}
 
     def train_all(self) -> np.ndarray:
         """(parameters,) the average over all clients with records, weighted by records, for free: FedAvg."""
-        run = self.federation
-        everyone = np.flatnonzero(run.sizes)
-        updates = run.run_clients(self.state, dict.fromkeys(run.names[i] for i in everyone))
-        sizes = run.sizes[everyone]
+        federation = self.federation
+        everyone = np.flatnonzero(federation.sizes)
+        updates = federation.run_clients(self.state, dict.fromkeys(federation.names[i] for i in everyone))
+        sizes = federation.sizes[everyone]
         total = aggregate(sizes / sizes.sum(), updates)
         if not np.isfinite(total).all():
-            model = run.config.training.model
-            features = run.config.training.features
+            model = federation.config.training.model
+            features = federation.config.training.features
             step = f"PIXEL_RATES[{model!r}]" if features == "none" else "PLAIN_RATE"
             raise ConfigurationError(
                 f"training without privacy diverged in round {self.state.next_round + 1}",

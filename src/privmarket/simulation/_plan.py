@@ -157,17 +157,17 @@ def usual_totals(clients: int, trust: str) -> list[float]:
 
 
 def rule_choices(
-    base: FederationConfig, law: Distribution, options: Options, measured: float | None = None
+    base: FederationConfig, distribution: Distribution, options: Options, measured: float | None = None
 ) -> list[Choice]:
     """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
 
     Rounds and rate of the result are those of the base configuration.
 
     Args:
-        law: what clients ask.
+        distribution: what clients ask.
         measured: H where it was measured; else rules that need it are tried with those of the options.
     """
-    facts = Marginals.of(law)
+    facts = Marginals.of(distribution)
     rounds = base.rounds
     rate = base.training.server_rate
     found = []
@@ -177,7 +177,7 @@ def rule_choices(
         found.append(Choice(rounds, "two-step", settings, f"two-step, one ration at {price:g}", rate))
     for heterogeneity in options.heterogeneities if measured is None else (measured,):
         learned = (("objective", AggregateError.name), ("heterogeneity", heterogeneity))
-        if law.name in SCENARIOS:
+        if distribution.name in SCENARIOS:
             found.append(Choice(rounds, "mfg-menunet", learned, f"mfg-menunet for H = {heterogeneity:g}", rate))
         else:
             found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
@@ -627,11 +627,11 @@ class Planner:
     """Makes plans for one market and one task; `plan` makes one from plain arguments.
 
     Args:
-        base: trust, wallet, law, training. Money, rounds, rule, rate and clip norm are the plan's choice.
+        base: trust, wallet, distribution, training. Money, rounds, rule, rate and clip norm are the plan's choice.
         folder: where runs are kept.
         options: what is tried.
         task: what is learned; else the built-in data set that `base` names, dealt anew for every seed.
-        asked: what each client asks, instead of the law of `base`.
+        asked: what each client asks, instead of the distribution of `base`.
         workers: processes; any number gives the same plan.
         on_cell: told after every rehearsal and run, and of runs that an earlier plan left in the folder.
         fixed: settings of the training that the plan must not change.

@@ -145,12 +145,12 @@ def measure_spread(
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise ConfigurationError(f"shares of clients {list(shares)}", "give shares above 0 and below 1")
-    with one_thread(), Federation(config.replace(mode="no-noise"), task=task) as run:
-        everyone = np.flatnonzero(run.sizes)
+    with one_thread(), Federation(config.replace(mode="no-noise"), task=task) as federation:
+        everyone = np.flatnonzero(federation.sizes)
         rng = np.random.default_rng([config.seed, _SPREAD_PARTS])
 
         def accuracy(part: np.ndarray, noise: float) -> float:
-            found = _accuracy(run, part, noise)
+            found = _accuracy(federation, part, noise)
             if on_training is not None:
                 on_training()
             return found
@@ -159,39 +159,41 @@ def measure_spread(
         for share in shares:
             parts = [rng.permutation(everyone)[: max(1, round(share * everyone.size))] for _ in range(draws)]
             share_accuracy.append(float(np.mean([accuracy(part, 0.0) for part in parts])))
-        equal = _equal_noise(run, everyone)
+        equal = _equal_noise(federation, everyone)
         noise = [equal * 2.0**octave for octave in octaves]
         noise_accuracy = [accuracy(everyone, s) for s in noise]
     return ClientSpread(tuple(shares), tuple(share_accuracy), tuple(noise), tuple(noise_accuracy))
 
 
-def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
+def _accuracy(federation: Federation, clients: np.ndarray, noise: float) -> float:
     """Of a training on these clients alone, with noise of deviation `noise`·C on the mean of their sums."""
-    rng = np.random.default_rng([run.config.seed, _SPREAD_NOISE])
+    rng = np.random.default_rng([federation.config.seed, _SPREAD_NOISE])
     members = [int(i) for i in clients]
-    state = run.start()
-    deviation = noise * _unit(run)
-    for number in range(run.config.rounds):
-        update = run.run_clients(state, dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
+    state = federation.start()
+    deviation = noise * _unit(federation)
+    for number in range(federation.config.rounds):
+        update = federation.run_clients(state, dict.fromkeys(federation.names[i] for i in members)).mean(axis=0)
         update = (update + deviation * rng.standard_normal(update.size)).astype(np.float32)
-        progress = number / run.config.rounds
-        server = state.server.moved(update, run.server_plan, progress)
+        progress = number / federation.config.rounds
+        server = state.server.moved(update, federation.server_plan, progress)
         state = replace(state, server=server, next_round=number + 1)
-    found = run.score(state)
+    found = federation.score(state)
     assert found is not None
     return found
 
 
-def _equal_noise(run: Federation, clients: np.ndarray) -> float:
+def _equal_noise(federation: Federation, clients: np.ndarray) -> float:
     """The s whose noise is as long as the mean update of the first round."""
     members = [int(i) for i in clients]
-    update = run.run_clients(run.start(), dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
-    return float(np.linalg.norm(update) / (_unit(run) * update.size**0.5))
+    update = federation.run_clients(federation.start(), dict.fromkeys(federation.names[i] for i in members)).mean(
+        axis=0
+    )
+    return float(np.linalg.norm(update) / (_unit(federation) * update.size**0.5))
 
 
-def _unit(run: Federation) -> float:
+def _unit(federation: Federation) -> float:
     """How far a client's update moves where its clipped sum moves by one clip norm."""
-    plan = run.pool.plan
+    plan = federation.pool.plan
     return float(plan.clip_norm * plan.learning_rate / plan.expected_batch)
 
 
@@ -547,22 +549,22 @@ def first_round(federation: Federation) -> FirstRound | None:
     """
     config = federation.config
     state = RunState(0, ServerState.start(torch.zeros(0)), federation.wallets(), federation.pacing.total_micro, ())
-    market = federation.auctioneer.clear(federation.pacing.terms(()), SimulatedClients(federation, state))
-    if not market.awards:
+    auction = federation.auctioneer.clear(federation.pacing.terms(()), SimulatedClients(federation, state))
+    if not auction.awards:
         return None
-    places = [federation.place[client] for client in market.awards]
+    places = [federation.place[client] for client in auction.awards]
     batch = federation.pool.plan.expected_batch
     weights = np.zeros(config.clients)
     if config.trust == "aggregate":
-        shared = federation.shared_sum(market)
+        shared = federation.shared_sum(auction)
         weights[places] = shared.weights / shared.weights.sum()
         noise = shared.deviation(range(len(places))) / (config.training.clip_norm * batch)
     else:
-        found = seller_weights(market, set(market.awards), config.aggregation, federation.objective)
-        sigma = np.array([award.event.noise_multiplier for award in market.awards.values()])
+        found = seller_weights(auction, set(auction.awards), config.aggregation, federation.objective)
+        sigma = np.array([award.event.noise_multiplier for award in auction.awards.values()])
         weights[places] = found
         noise = float(np.sqrt(((found * sigma) ** 2).sum())) / batch
-    spent = sum(award.payment_micro for award in market.awards.values()) / 1e6
+    spent = sum(award.payment_micro for award in auction.awards.values()) / 1e6
     return FirstRound(float(noise), weights, spent)
 
 

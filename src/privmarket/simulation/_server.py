@@ -36,7 +36,7 @@ _CLIENTS_AT_ONCE = 32
 
 
 def seller_weights(
-    market: Round, usable: Collection[str], scheme: str, objective: AggregationError | None = None
+    auction: Round, usable: Collection[str], scheme: str, objective: AggregationError | None = None
 ) -> Array:
     """Weights of the updates of a cleared round that can be used, ≥ 0, adding up to 1.
 
@@ -51,7 +51,7 @@ def seller_weights(
     """
     if scheme not in AGGREGATIONS:
         raise UnknownNameError(f"unknown aggregation {scheme!r}", f"choose one of: {', '.join(AGGREGATIONS)}")
-    awards = [market.awards.get(client) if client in usable else None for client in market.offers]
+    awards = [auction.awards.get(client) if client in usable else None for client in auction.offers]
     epsilon = np.array([0.0 if award is None else award.epsilon for award in awards])
     noise = np.array([1.0 if award is None else award.event.noise_multiplier for award in awards])
     sells = epsilon > 0
@@ -65,8 +65,8 @@ def seller_weights(
         raw = np.where(sells, 1.0 / noise**2, 0.0)
     else:
         # P2 weighs clients' means; divided by the relative size that is a weight of their sums.
-        relative_size = market.bids.data_share * market.bids.clients
-        raw = (objective or AggregationError()).optimal_weights(epsilon, market.bids) / relative_size
+        relative_size = auction.bids.data_share * auction.bids.clients
+        raw = (objective or AggregationError()).optimal_weights(epsilon, auction.bids) / relative_size
     return np.asarray((raw / raw.sum())[sells])
 
 

@@ -16,8 +16,9 @@
 - `cross_entropy` and other losses that never raise an error.
 
 To read the code, begin with `private_updates` in `_local.py` and follow it down: `_clipping.py` clips gradients
-and adds them up, `_gradients.py` runs the passes, `_layers.py` has a rule for each operation of torch, `_terms.py`
-what a rule notes, `_arithmetic.py` the bounds on rounding. `_check.py` tries a module before it is used.
+and adds them up, `_gradients.py` runs the passes, `_layers.py` has a rule for each operation of torch,
+`_row_gradients.py` what a rule notes, `_arithmetic.py` the bounds on rounding. `_check.py` tries a module before it
+is used.
 
 Each name is imported when it is first used, and torch with it; `dir` lists them.
 """

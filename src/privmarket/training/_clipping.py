@@ -1,9 +1,9 @@
 """Where gradients are clipped: sums over clients' records in which no record counts for more than the clip norm C.
 
-For each record i a bound from above on the norm of its gradient gᵢ is computed (`_terms`), from it the clip factor
-fᵢ ≤ min(1, C/‖gᵢ‖), rounded down (`_arithmetic.clip_factors`), and the client's sum Σᵢ fᵢ·gᵢ. `_Work._clipped` does
-the first two, `_Clipped.add` the third. Where persons are protected, fᵢ is the same for all records of a person and
-clips the norm of their sum.
+For each record i a bound from above on the norm of its gradient gᵢ is computed (`_row_gradients`), from it the clip
+factor fᵢ ≤ min(1, C/‖gᵢ‖), rounded down (`_arithmetic.clip_factors`), and the client's sum Σᵢ fᵢ·gᵢ.
+`_Work._clipped` does the first two, `_Clipped.add` the third. Where persons are protected, fᵢ is the same for all
+records of a person and clips the norm of their sum.
 
 Each contribution has norm at most C in real arithmetic, and the computed sum differs from the real one by so little
 that `privacy._release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How per-record gradients come
@@ -37,10 +37,10 @@ from privmarket.training._arithmetic import (
     row_energy,
     tiled,
 )
-from privmarket.training._gradients import Method, formed_gradients, guarded_terms, method_for, stack_pass
+from privmarket.training._gradients import Method, formed_gradients, guarded_gradients, method_for, stack_pass
 from privmarket.training._layers import Slot
 from privmarket.training._model import PrivateModel
-from privmarket.training._terms import Memo, Outer, Term
+from privmarket.training._row_gradients import Memo, Outer, RowGradients
 
 # Memory of one pass of a stack is bounded by the rows in it, not by the number of clients or the size of a batch.
 PASS_ROWS = 4096
@@ -239,10 +239,10 @@ def add_plain_sums(
         memo = Memo(rows_scale[first:last])
         plain = [Summation.PLAIN] * len(counts)
         nobody: list[Tensor | None] = [None] * len(counts)
-        for number, term in run.terms().items():
+        for number, gradient in run.gradients().items():
             slot = model.slots[number]
             parts = sums[clients, slot.start : slot.stop].unbind(0)
-            term.add_sums(parts, counts, memo, plain, nobody, [False] * len(counts))
+            gradient.add_sums(parts, counts, memo, plain, nobody, [False] * len(counts))
 
 
 def _plain_gradient(model: PrivateModel, flat: Tensor, records: ClientRecords) -> Tensor:
@@ -317,7 +317,7 @@ class _Work:
         done = [0] * records.clients  # rows of each client that were added up
         finished = -1  # the last client whose sum was handed over: those without rows come with several passes
         for first, last, clients, counts in _passes(sizes, PASS_ROWS, cuts, whole_clients):
-            terms: dict[int, Term] = {}
+            gradients: dict[int, RowGradients] = {}
             present = None if self.present is None else self.present[first:last]
             mine = None if persons is None else persons[first:last]
             whose = list(range(len(counts)))
@@ -335,14 +335,14 @@ class _Work:
                 own = self.weights if shared else self.weights[clients]
                 copies = None if shared else whose
                 run = stack_pass(self.model, own, inputs[first:last], labels[first:last], pieces, copies)
-                terms = run.terms()
+                gradients = run.gradients()
             if layout is not None:
                 inside, rows_added = layout.counting(first, last, clients)
-                terms = _kept(terms, layout.places[inside] - first)
+                gradients = _kept(gradients, layout.places[inside] - first)
                 numbers = layout.drawn[inside]
                 present = None if self.present is None else self.present[numbers]
                 mine = None if persons is None else persons[numbers]
-            clipped = self._clipped(terms, sum(rows_added), None, present, mine)
+            clipped = self._clipped(gradients, sum(rows_added), None, present, mine)
             chosen = [client for client in range(*clients.indices(len(sizes))) if client > finished]
             skipped = len(counts) - len(chosen)  # without rows, and handed over with an earlier piece
             how = [self.summation(client) for client in chosen]
@@ -391,26 +391,26 @@ class _Work:
             places = torch.from_numpy(counting)
             x = mine.inputs[rows]
             y = mine.labels[rows]
-            terms, failing = guarded_terms(self.model, self.method, weights, x, y, seed + int(taken[0]))
+            gradients, failing = guarded_gradients(self.model, self.method, weights, x, y, seed + int(taken[0]))
             if counting.size < taken.size:
-                terms = _kept(terms, places)
+                gradients = _kept(gradients, places)
                 failing = None if failing is None else failing[places]
             present = None if self.present is None else self.present[first + rows[places]]
             if people is None:
-                clipped = self._clipped(terms, counting.size, failing, present, None)
+                clipped = self._clipped(gradients, counting.size, failing, present, None)
                 clipped.add([total], [counting.size], [how], [fresh])
                 fresh = False
                 continue
             assert mine.persons is not None
-            gradients = formed_gradients(self.model, terms, counting.size)
-            energy = row_energy(gradients)
+            formed = formed_gradients(self.model, gradients, counting.size)
+            energy = row_energy(formed)
             bad = ~torch.isfinite(energy)
             if failing is not None:
                 bad |= failing
             if present is not None:
                 bad |= ~present
-            gradients.masked_fill_(bad[:, None], 0.0)
-            people.add(mine.persons[rows[places]], gradients.double(), energy.masked_fill(bad, 0.0))
+            formed.masked_fill_(bad[:, None], 0.0)
+            people.add(mine.persons[rows[places]], formed.double(), energy.masked_fill(bad, 0.0))
         if people is not None:
             people.finish()
         elif fresh:
@@ -459,7 +459,7 @@ class _Work:
 
     def _clipped(
         self,
-        terms: dict[int, Term],
+        gradients: dict[int, RowGradients],
         rows: int,
         failing: Tensor | None,
         present: Tensor | None,
@@ -467,11 +467,11 @@ class _Work:
     ) -> _Clipped:
         """What some rows contribute, with their clip factors."""
         memo = Memo()
-        memo.measure(terms.values())
+        memo.measure(gradients.values())
         squared = torch.zeros(rows, dtype=torch.float64)
         spread: Tensor | None = None
-        for term in terms.values():
-            bound, wide = term.squared_norms(memo)
+        for gradient in gradients.values():
+            bound, wide = gradient.squared_norms(memo)
             squared += bound
             if wide is not None:
                 spread = wide if spread is None else spread + wide
@@ -481,20 +481,20 @@ class _Work:
         if persons is None:
             factor = clip_factors(squared, self.clip_norm, spread)
         else:
-            factor = _person_factors(terms, squared, bad, self.clip_norm, persons)
+            factor = _person_factors(gradients, squared, bad, self.clip_norm, persons)
         if present is not None:
             factor.masked_fill_(~present, 0.0)
         memo.factor = factor
         memo.bad = bad if bool(bad.any()) else None
-        return _Clipped(self.model.slots, terms, memo)
+        return _Clipped(self.model.slots, gradients, memo)
 
 
 @dataclass(frozen=True, eq=False)
 class _Clipped:
-    """The contributions of some rows: their terms, and in the memo their clip factors."""
+    """The contributions of some rows: their gradients, and in the memo their clip factors."""
 
     slots: Sequence[Slot]
-    terms: dict[int, Term]
+    gradients: dict[int, RowGradients]
     memo: Memo
 
     def add(
@@ -509,8 +509,8 @@ class _Clipped:
             bad = self.memo.bad.split_with_sizes(counts)
         for number, slot in enumerate(self.slots):
             parts = [total[slot.start : slot.stop] for total in totals]
-            if number in self.terms:
-                self.terms[number].add_sums(parts, counts, self.memo, how, bad, fresh)
+            if number in self.gradients:
+                self.gradients[number].add_sums(parts, counts, self.memo, how, bad, fresh)
                 continue
             for part, way, is_fresh in zip(parts, how, fresh, strict=True):
                 if is_fresh and way is Summation.FEW:
@@ -534,8 +534,8 @@ class _Buffers:
         return self._made[dtype]
 
 
-def _kept(terms: dict[int, Term], rows: Tensor) -> dict[int, Term]:
-    """The terms for some of the rows; what several of them share is copied once."""
+def _kept(gradients: dict[int, RowGradients], rows: Tensor) -> dict[int, RowGradients]:
+    """The gradients for some of the rows; what several of them share is copied once."""
     known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def take(tensor: Tensor) -> Tensor:
@@ -543,7 +543,7 @@ def _kept(terms: dict[int, Term], rows: Tensor) -> dict[int, Term]:
             known[id(tensor)] = tensor, tensor[rows]
         return known[id(tensor)][1]
 
-    return {slot: term.keep(take) for slot, term in terms.items()}
+    return {slot: gradient.keep(take) for slot, gradient in gradients.items()}
 
 
 def _tiles(
@@ -664,7 +664,7 @@ def _pieces(first: int, size: int, most: int, persons: Tensor | None) -> Iterato
 
 
 def _person_factors(
-    terms: dict[int, Term], squared: Tensor, bad: Tensor, clip_norm: float, persons: Tensor
+    gradients: dict[int, RowGradients], squared: Tensor, bad: Tensor, clip_norm: float, persons: Tensor
 ) -> Tensor:
     """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum.
 
@@ -677,13 +677,13 @@ def _person_factors(
     for members in counts.unique().tolist():
         groups = starts[counts == members][:, None] + torch.arange(members)
         norms = torch.zeros(groups.shape[0], dtype=torch.float64)
-        for term in terms.values():
-            norms += _group_squared_norms(term, groups, bad)
+        for gradient in gradients.values():
+            norms += _group_squared_norms(gradient, groups, bad)
         factor[groups] = group_factors(norms, squared[groups].sum(1), members, clip_norm)[:, None]
     return rounded_down(factor)
 
 
-def _group_squared_norms(term: Term, groups: Tensor, bad: Tensor) -> Tensor:
+def _group_squared_norms(gradient: RowGradients, groups: Tensor, bad: Tensor) -> Tensor:
     """(groups,) float64 ‖Σ gradients‖² over the records in each row of `groups`, (groups, members).
 
     ‖Σ aᵢ gᵢᵀ‖² = Σᵢⱼ (aᵢ·aⱼ)(gᵢ·gⱼ), or by the sum itself where groups are large.
@@ -694,13 +694,13 @@ def _group_squared_norms(term: Term, groups: Tensor, bad: Tensor) -> Tensor:
         mine = rows.masked_fill(bad[:, None], 0.0)[groups].double()
         return torch.nn.functional.pad(mine, (0, -rows.shape[1] % 8))
 
-    if isinstance(term, Outer):
-        left = taken(term.left)
-        right = taken(term.right)
-        if groups.shape[1] ** 2 <= term.left.shape[1] * term.right.shape[1]:
+    if isinstance(gradient, Outer):
+        left = taken(gradient.left)
+        right = taken(gradient.right)
+        if groups.shape[1] ** 2 <= gradient.left.shape[1] * gradient.right.shape[1]:
             return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
         return (left.mT @ right).square().sum((1, 2))
-    return taken(term.formed()).sum(1).square().sum(1)
+    return taken(gradient.formed()).sum(1).square().sum(1)
 
 
 class _PersonSums:

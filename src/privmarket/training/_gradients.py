@@ -28,8 +28,8 @@ from privmarket.training._arithmetic import TILE_ROWS, conventional_products
 from privmarket.training._layers import NotTold, Run, Slot, watching
 from privmarket.training._losses import LOSSES, require_one_each
 from privmarket.training._model import PrivateModel
+from privmarket.training._row_gradients import Direct, Formed, Outer, RowGradients, TokenOuter
 from privmarket.training._stacks import is_stack, run_stack
-from privmarket.training._terms import Direct, Formed, Outer, Term, TokenOuter
 
 _LOG = logging.getLogger(__name__)  # the client's own
 
@@ -90,7 +90,7 @@ def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
     weights = model.built_weights()
     random = False
     told = not any(isinstance(part, nn.RNNBase | nn.MultiheadAttention) for part in model.module.modules())
-    terms: dict[int, Term] = {}
+    gradients: dict[int, RowGradients] = {}
     for rows in _TRIAL_ROWS:
         x = random_records(inputs, rows, generator)
         before = torch.get_rng_state()
@@ -105,21 +105,23 @@ def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
         if not told:
             continue
         try:
-            terms = _run(model, weights[None], x, y, [rows]).terms()
+            gradients = _run(model, weights[None], x, y, [rows]).gradients()
         except NotTold as reason:
             _LOG.info("%s: gradients record by record, since %s", model.name, reason)
             told = False
         except Exception:  # as above; what raises here raises record by record, too
             continue
         else:
-            if not whole and not random and not _agrees(model, weights, terms, x, y):
+            if not whole and not random and not _agrees(model, weights, gradients, x, y):
                 _LOG.warning("%s: gradients record by record, since a rule gives others than torch", model.name)
                 told = False
     if told:
-        formed = sum(_formed_size(term, model.slots[slot]) for slot, term in terms.items())
-        simple = bool(terms) and all(isinstance(term, Outer | Direct) for term in terms.values())
+        formed = sum(_formed_size(gradient, model.slots[slot]) for slot, gradient in gradients.items())
+        simple = bool(gradients) and all(isinstance(gradient, Outer | Direct) for gradient in gradients.values())
         widths = [
-            term.left.shape[1] % 2 + term.right.shape[1] % 2 for term in terms.values() if isinstance(term, Outer)
+            gradient.left.shape[1] % 2 + gradient.right.shape[1] % 2
+            for gradient in gradients.values()
+            if isinstance(gradient, Outer)
         ]
         kind = "stack" if whole and simple and not random else "rules"
         return Method(kind, whole, random, formed, not any(widths))
@@ -127,8 +129,8 @@ def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
         x = random_records(inputs, _TRIAL_ROWS[0], generator)
         out = functional_call(model.module, model.named(weights), (x.clone(),))
         y = random_labels(out, labels, generator)
-        terms = _vmapped(model, weights, x, y)
-        if random or _agrees(model, weights, terms, x, y):
+        gradients = _vmapped(model, weights, x, y)
+        if random or _agrees(model, weights, gradients, x, y):
             return Method("vmap", random=random, formed=model.parameters)
     except Exception as reason:  # as above
         why = str(reason).splitlines()
@@ -136,13 +138,13 @@ def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
     return Method("loop", random=random, formed=model.parameters)
 
 
-def _formed_size(term: Term, slot: Slot) -> int:
-    return 0 if isinstance(term, Outer | Direct | TokenOuter) else slot.size
+def _formed_size(gradient: RowGradients, slot: Slot) -> int:
+    return 0 if isinstance(gradient, Outer | Direct | TokenOuter) else slot.size
 
 
-def _agrees(model: PrivateModel, weights: Tensor, terms: dict[int, Term], x: Tensor, y: Tensor) -> bool:
+def _agrees(model: PrivateModel, weights: Tensor, gradients: dict[int, RowGradients], x: Tensor, y: Tensor) -> bool:
     """Whether what was noted for each record is its own gradient, by torch's ordinary backward pass."""
-    found = formed_gradients(model, terms, x.shape[0])
+    found = formed_gradients(model, gradients, x.shape[0])
     for row in range(x.shape[0]):
         alone = _alone(model, weights, x[row : row + 1], y[row : row + 1])
         if not close(found[row], alone):
@@ -215,7 +217,7 @@ def stack_pass(
     return run
 
 
-def _vmapped(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> dict[int, Term]:
+def _vmapped(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> dict[int, RowGradients]:
     """Each record's gradient by `torch.func`: the module sees one record at a time, whatever it does with it."""
 
     def loss(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
@@ -229,8 +231,8 @@ def _vmapped(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> dict
     return _by_slot(model, each)
 
 
-def _by_slot(model: PrivateModel, rows: Tensor) -> dict[int, Term]:
-    """(rows, parameters) → one term for each parameter, views."""
+def _by_slot(model: PrivateModel, rows: Tensor) -> dict[int, RowGradients]:
+    """(rows, parameters) → the part of each parameter, views."""
     return {number: Formed(rows[:, slot.start : slot.stop]) for number, slot in enumerate(model.slots)}
 
 
@@ -246,18 +248,18 @@ def _alone(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor
     return torch.zeros_like(weights) if found is None else found
 
 
-def formed_gradients(model: PrivateModel, terms: dict[int, Term], rows: int) -> Tensor:
+def formed_gradients(model: PrivateModel, gradients: dict[int, RowGradients], rows: int) -> Tensor:
     """(rows, parameters) each record's gradient, formed; zeros for parameters that nothing used."""
     whole = torch.zeros(rows, model.parameters)
-    for number, term in terms.items():
+    for number, gradient in gradients.items():
         slot = model.slots[number]
-        whole[:, slot.start : slot.stop] = term.formed()
+        whole[:, slot.start : slot.stop] = gradient.formed()
     return whole
 
 
 def block_terms(
     model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
-) -> dict[int, Term]:
+) -> dict[int, RowGradients]:
     """What each of the rows of one block contributes, (parameters,) weights; masks follow from the seed."""
     torch.default_generator.manual_seed(seed % 2**63)
     if method.kind == "vmap":
@@ -268,12 +270,12 @@ def block_terms(
             torch.default_generator.manual_seed((seed + row) % 2**63)
             each[row] = _alone(model, weights, x[row : row + 1], y[row : row + 1])
         return _by_slot(model, each)
-    return _run(model, weights[None], x, y, [x.shape[0]]).terms()
+    return _run(model, weights[None], x, y, [x.shape[0]]).gradients()
 
 
-def guarded_terms(
+def guarded_gradients(
     model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
-) -> tuple[dict[int, Term], Tensor | None]:
+) -> tuple[dict[int, RowGradients], Tensor | None]:
     """As `block_terms`, and which rows raise errors by themselves: those contribute nothing.
 
     Each try fills the block with copies of a row that is tried, never with something else that might fail where the
@@ -286,7 +288,7 @@ def guarded_terms(
     rows = x.shape[0]
     failing = torch.zeros(rows, dtype=torch.bool)
 
-    def attempt(chosen: Tensor) -> dict[int, Term] | None:
+    def attempt(chosen: Tensor) -> dict[int, RowGradients] | None:
         block = chosen[:1].repeat(rows)
         block[chosen] = chosen
         try:
@@ -305,7 +307,7 @@ def guarded_terms(
 
     search(torch.arange(rows))
     left = torch.nonzero(~failing).flatten()
-    terms = attempt(left) if left.numel() else None
-    if terms is None:
+    gradients = attempt(left) if left.numel() else None
+    if gradients is None:
         return {}, torch.ones(rows, dtype=torch.bool)
-    return terms, failing
+    return gradients, failing

@@ -3,10 +3,10 @@
 While a module runs, a `Watched` tensor stands in the place of each trainable parameter. An operation that gets one
 is looked up in `_RULES`, at the end of this file: linear maps, convolutions, embeddings, scale and shift (which
 covers the affine part of all norms, and bare parameters that are added or multiplied). Its rule computes the
-output, keeps the input, and in the backward pass notes a `Term` (see `_terms`) from the slope by its output;
-gradients summed over records are never formed. Anything else that touches a parameter raises `NotTold`: the
-records' shares in such a gradient cannot be told apart here, and the module is differentiated record by record
-instead (`_gradients`).
+output, keeps the input, and in the backward pass notes `RowGradients` from the slope by its output; gradients
+summed over records are never formed. Anything else that touches a parameter raises `NotTold`: the records' shares
+in such a gradient cannot be told apart here, and the module is differentiated record by record instead
+(`_gradients`).
 
 To add one: `add_rule`, or a line in that table; see docs/how-to/your-own-layer.md.
 """
@@ -25,7 +25,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privmarket.errors import ConfigurationError
-from privmarket.training._terms import ARENA, CACHE_BYTES, Direct, Formed, Lookup, Outer, Term, merged, token_term
+from privmarket.training._row_gradients import (
+    ARENA,
+    CACHE_BYTES,
+    Direct,
+    Formed,
+    Lookup,
+    Outer,
+    RowGradients,
+    merged,
+    token_gradients,
+)
 
 
 class NotTold(Exception):
@@ -99,7 +109,7 @@ class Run:
     sizes: list[int]
     copies: list[int] | None = None
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
-    uses: dict[int, list[Term]] = field(default_factory=dict)
+    uses: dict[int, list[RowGradients]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ARENA.begin()
@@ -111,18 +121,18 @@ class Run:
             return [views[0]] * len(self.sizes)
         return [views[copy] for copy in self.copies]
 
-    def note(self, slot: int, term: Term) -> None:
+    def note(self, slot: int, gradient: RowGradients) -> None:
         """Keeps what one use of a trainable parameter tells."""
-        self.uses.setdefault(slot, []).append(term)
+        self.uses.setdefault(slot, []).append(gradient)
 
     def require_rows(self, tensor: Tensor, least_dims: int = 1) -> None:
         """Refuses what does not have the records along its first axis."""
         if isinstance(tensor, Watched) or tensor.ndim < least_dims or tensor.shape[0] != self.rows:
             raise NotTold(f"a layer meets {tuple(tensor.shape)} where {self.rows} records pass")
 
-    def terms(self) -> dict[int, Term]:
-        """By slot, one term each."""
-        return {slot: merged(terms) for slot, terms in sorted(self.uses.items())}
+    def gradients(self) -> dict[int, RowGradients]:
+        """By slot, all uses of a parameter as one."""
+        return {slot: merged(gradients) for slot, gradients in sorted(self.uses.items())}
 
 
 class Watched(Tensor):
@@ -239,7 +249,7 @@ class LinearMap:
             turned = run.slots[self.weight_slot].turned
             left = x if turned else slope
             right = slope if turned else x
-            make: Callable[..., Term] = Outer if vectors else token_term
+            make: Callable[..., RowGradients] = Outer if vectors else token_gradients
             run.note(self.weight_slot, make(left, right, not turned))
         if self.bias_slot is not None:
             run.note(self.bias_slot, Direct(slope) if vectors else Formed(slope.sum(1)))

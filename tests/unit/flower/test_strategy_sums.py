@@ -128,9 +128,9 @@ def test_a_run_that_goes_on_still_knows_its_cohorts(tmp_path):
 
 def test_the_chosen_rate_knows_that_several_sums_have_more_noise():
     strategy, _, _ = play(FedAvg(fraction_evaluate=0.0), rounds=1)
-    market = strategy._open[0]
+    auction = strategy._open[0]
     one, two = (
-        plan_round(replace(strategy.settings, largest_cohort=largest), market, 10, declared=40.0, server_gain=1.0)
+        plan_round(replace(strategy.settings, largest_cohort=largest), auction, 10, declared=40.0, server_gain=1.0)
         for largest in (CLIENTS, CLIENTS // 2)
     )
     assert two.noise_ratio == pytest.approx(math.sqrt(2.0) * one.noise_ratio)

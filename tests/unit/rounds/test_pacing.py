@@ -90,9 +90,9 @@ def test_an_award_is_the_release_of_its_family(family):
             return {"a": Offer(0.1, 2.0)}
 
     book, auctioneer = ReleaseBook(), LocalAuctioneer(mechanism("proportional-share"))
-    market = hold_auction(Terms(5, 10**6, family, 5.0, run="run"), Bidders(), auctioneer, book)
-    assert market.awards["a"].event == family.event(market.awards["a"].epsilon)
-    assert book.releases() == {"a": (market.awards["a"].event,)}
+    auction = hold_auction(Terms(5, 10**6, family, 5.0, run="run"), Bidders(), auctioneer, book)
+    assert auction.awards["a"].event == family.event(auction.awards["a"].epsilon)
+    assert book.releases() == {"a": (auction.awards["a"].event,)}
     with pytest.raises(WalletError, match="run/5"):
         book.reserve("run/5", {})
 
@@ -105,8 +105,8 @@ def test_a_record_counts_the_paid_and_keeps_the_released():
         "c": Award(3.0, PrivacyEvent(1.0), 10),
     }
     offers = {name: Offer(0.1, 5.0) for name in "abcd"}
-    market = Round(terms, Phase.CLEARED, offers, awards)
-    record = market.settle({"a": None, "b": "update is not finite"}, {"c": "refused"}).record
+    auction = Round(terms, Phase.CLEARED, offers, awards)
+    record = auction.settle({"a": None, "b": "update is not finite"}, {"c": "refused"}).record
     assert (record.number, record.bidders, record.sellers, record.accuracy) == (5, 4, 1, None)
     assert (record.total_epsilon, record.spent_micro, record.refunded_micro) == (1.0, 40, 60)
     assert record.sold_epsilon == {"a": 1.0, "b": 2.0}

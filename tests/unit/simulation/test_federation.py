@@ -244,7 +244,7 @@ def test_the_rule_gets_its_settings_and_the_markets_limit():
     config = SMALL.replace(mechanism="mean-field-menu", mechanism_settings={"epsilon_max": 7.0})
     with Federation(config) as told, Federation(SMALL) as untold:
         assert told.mechanism.epsilon_max == 7.0
-        assert untold.mechanism.epsilon_max == untold.law.epsilon_max
+        assert untold.mechanism.epsilon_max == untold.distribution.epsilon_max
 
 
 @pytest.mark.parametrize(
@@ -359,15 +359,15 @@ def test_updates_are_weighed_by_what_was_sold():
         clients = SimulatedClients(federation, state)
         store = MemoryStore(federation.place, state.wallets)
         terms, auctioneer = federation.pacing.terms(state.records), LocalAuctioneer(federation.mechanism)
-        market = hold_auction(terms, clients, auctioneer, store)
-        sellers = list(market.awards)
+        auction = hold_auction(terms, clients, auctioneer, store)
+        sellers = list(auction.awards)
         quiet = federation.run_clients(state, dict.fromkeys(sellers))
-        strength = np.array([1 / award.event.noise_multiplier for award in market.awards.values()])
+        strength = np.array([1 / award.event.noise_multiplier for award in auction.awards.values()])
         assert strength.max() > 1.5 * strength.min()
         mean = (strength / strength.sum()) @ quiet
-        plan = federation.shared_sum(market)
+        plan = federation.shared_sum(auction)
         rate = federation.pool.plan.learning_rate / federation.pool.plan.expected_batch
-        noise = clients.train(market).update - mean
+        noise = clients.train(auction).update - mean
         claimed = rate * plan.deviation(range(len(sellers)))
     assert noise.std() == pytest.approx(claimed, rel=5 / np.sqrt(2 * noise.size))
 

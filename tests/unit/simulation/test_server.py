@@ -28,8 +28,8 @@ def cleared(epsilon=EPSILON):
 
 def weights(scheme, **settings):
     """(4,) each client's weight, 0 for the one that sells nothing."""
-    market, found = cleared(), np.zeros(4)
-    found[EPSILON > 0] = seller_weights(market, market.awards, scheme, **settings)
+    auction, found = cleared(), np.zeros(4)
+    found[EPSILON > 0] = seller_weights(auction, auction.awards, scheme, **settings)
     return found
 
 

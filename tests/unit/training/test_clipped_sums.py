@@ -17,7 +17,7 @@ from privmarket.training import (
     Sample,
     _clipping as clipping,
     _layers as layers,
-    _terms as terms,
+    _row_gradients as row_gradients,
     build_model,
     clipped_sums,
     cross_entropy,
@@ -364,12 +364,12 @@ def test_uses_of_one_parameter_that_are_not_added_up_before_the_norm_are_noticed
 
 def test_a_rule_that_gives_another_gradient_is_not_used(monkeypatch, caplog):
     """A trial on random records compares each with its own gradient; then torch.func takes over."""
-    real = terms.Lookup.of.__func__
+    real = row_gradients.Lookup.of.__func__
 
     def forgets_padding(cls, lines, slopes, shape, padding):
         return real(cls, lines, slopes, shape, None)
 
-    monkeypatch.setattr(terms.Lookup, "of", classmethod(forgets_padding))
+    monkeypatch.setattr(row_gradients.Lookup, "of", classmethod(forgets_padding))
     with caplog.at_level(logging.INFO):
         model, flat, x, y, each, clip = subject("words", rows=20)
     assert method_for(model, x, y).kind == "vmap"
@@ -583,13 +583,13 @@ def test_norms_of_tokens_that_are_not_formed_are_bounds_from_above(scale):
     left, right = torch.randn(20, 6, 300, generator=generator), torch.randn(20, 6, 200, generator=generator)
     left[:, 3:], right[:, 3:] = left[:, :3] * scale, -right[:, :3] / scale
     left[:, 5, 0] += 1e-3 * scale
-    term = terms.token_term(left, right, False)
-    assert isinstance(term, terms.TokenOuter)
-    memo = terms.Memo()
+    term = row_gradients.token_gradients(left, right, False)
+    assert isinstance(term, row_gradients.TokenOuter)
+    memo = row_gradients.Memo()
     memo.measure([term])
     squared, spread = term.squared_norms(memo)
     factor = clip_factors(squared, 0.01, spread)
-    memo = terms.Memo(factor)
+    memo = row_gradients.Memo(factor)
     for row in range(20):
         exact = left[row].double().t() @ memo.scaled(right)[row].double()
         assert float(exact.norm()) <= 0.01

@@ -1,10 +1,10 @@
 """Per-record gradients without forming them all: what one use of a parameter tells about each record's gradient.
 
-A `Term` states two things: a bound from above on the squared norm of each record's gradient, and the weighted sum
-of the gradients over rows. That is all that clipping needs. A parameter that is used several times has several
-terms, which become one (`merged`) before a norm is taken.
+`RowGradients` state two things: a bound from above on the squared norm of each record's gradient, and the weighted
+sum of the gradients over rows. That is all that clipping needs. A parameter that is used several times has several
+of them, which become one (`merged`) before a norm is taken.
 
-| term | the gradient of a record | for |
+| class | the gradient of a record | for |
 |---|---|---|
 | `Outer` | a·gᵀ of two vectors, never formed | linear maps of vectors |
 | `TokenOuter` | Σₜ aₜ·gₜᵀ over tokens, never formed | large linear maps of a few tokens |
@@ -74,7 +74,7 @@ class Arena(threading.local):
 ARENA = Arena()
 
 
-class Term(ABC):
+class RowGradients(ABC):
     """What one use of a parameter tells about each record's gradient; the numbers are float32."""
 
     @abstractmethod
@@ -111,13 +111,13 @@ class Term(ABC):
         """(rows, size) each record's gradient as float32 numbers."""
 
     @abstractmethod
-    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+    def keep(self, take: Callable[[Tensor], Tensor]) -> RowGradients:
         """The same for the rows that `take` takes of each tensor."""
 
 
 @dataclass(eq=False)
 class Memo:
-    """What several terms of one pass share: energies, and slopes scaled by the records' clip factors.
+    """What the gradients of one pass share: energies, and slopes scaled by the records' clip factors.
 
     Attributes:
         factor: (rows,) set once all norms are known.
@@ -129,9 +129,9 @@ class Memo:
     _energies: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _scaled: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def measure(self, terms: Iterable[Term]) -> None:
-        """Computes the energies of all that these terms are made of, together."""
-        needed = {id(part): part for term in terms for part in term.parts()}
+    def measure(self, gradients: Iterable[RowGradients]) -> None:
+        """Computes the energies of all that these are made of, together."""
+        needed = {id(part): part for gradient in gradients for part in gradient.parts()}
         if needed:
             for part, energy in zip(needed.values(), row_energies(list(needed.values())), strict=True):
                 self._energies[id(part)] = part, energy  # the tensor is kept, so that its id stays its own
@@ -155,7 +155,7 @@ class Memo:
 
 
 @dataclass(frozen=True, eq=False)
-class Outer(Term):
+class Outer(RowGradients):
     """The gradient is the outer product of two vectors, left·rightᵀ, which is never formed: linear maps of vectors.
 
     Attributes:
@@ -211,13 +211,13 @@ class Outer(Term):
         """(rows, a·b)."""
         return torch.einsum("ra,rb->rab", self.left, self.right).flatten(1)
 
-    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+    def keep(self, take: Callable[[Tensor], Tensor]) -> RowGradients:
         """The same for the rows that `take` takes of each tensor."""
         return Outer(take(self.left), take(self.right), self.slope_left)
 
 
 @dataclass(frozen=True, eq=False)
-class TokenOuter(Term):
+class TokenOuter(RowGradients):
     """A sum over tokens of outer products, never formed: large linear maps of a few tokens.
 
     Like a person with several records: the norm is taken from products of tokens in float64, and so are sums.
@@ -261,13 +261,13 @@ class TokenOuter(Term):
         """(rows, a·b)."""
         return torch.bmm(self.left.mT, self.right).flatten(1)
 
-    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+    def keep(self, take: Callable[[Tensor], Tensor]) -> RowGradients:
         """The same for the rows that `take` takes of each tensor."""
         return TokenOuter(take(self.left), take(self.right), self.slope_left)
 
 
 @dataclass(frozen=True, eq=False)
-class Direct(Term):
+class Direct(RowGradients):
     """The slope is the gradient, as for the bias of a linear map of vectors: (rows, size)."""
 
     slope: Tensor
@@ -304,7 +304,7 @@ class Direct(Term):
         """(rows, size)."""
         return self.slope
 
-    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+    def keep(self, take: Callable[[Tensor], Tensor]) -> RowGradients:
         """The same for the rows that `take` takes of each tensor."""
         return Direct(take(self.slope))
 
@@ -321,7 +321,7 @@ def _add_rows(target: Tensor, rows: Tensor, how: Summation, fresh: bool) -> None
 
 
 @dataclass(frozen=True, eq=False)
-class Formed(Term):
+class Formed(RowGradients):
     """Each record's gradient itself, (rows, size) float32."""
 
     rows: Tensor
@@ -345,13 +345,13 @@ class Formed(Term):
         """(rows, size)."""
         return self.rows
 
-    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+    def keep(self, take: Callable[[Tensor], Tensor]) -> RowGradients:
         """The same for the rows that `take` takes of each tensor."""
         return Formed(take(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
-class Lookup(Term):
+class Lookup(RowGradients):
     """An embedding's gradient: few lines of a table, each named once by a record.
 
     Attributes:
@@ -418,13 +418,13 @@ class Lookup(Term):
         at = torch.arange(count)[:, None].expand_as(self.lines)
         return table.index_put_((at, self.lines), self.slopes, accumulate=True).flatten(1)
 
-    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+    def keep(self, take: Callable[[Tensor], Tensor]) -> RowGradients:
         """The same for the rows that `take` takes of each tensor."""
         return Lookup(take(self.lines), take(self.slopes), self.shape)
 
 
-def token_term(left: Tensor, right: Tensor, slope_left: bool) -> Term:
-    """The term of a linear map of (rows, tokens, a) and (rows, tokens, b): formed, or not, by what is cheaper."""
+def token_gradients(left: Tensor, right: Tensor, slope_left: bool) -> RowGradients:
+    """Gradients of a linear map of (rows, tokens, a) and (rows, tokens, b): formed, or not, by what is cheaper."""
     rows, tokens, a = left.shape
     b = right.shape[2]
     if tokens == 1:
@@ -437,16 +437,16 @@ def token_term(left: Tensor, right: Tensor, slope_left: bool) -> Term:
     return Formed(formed.view(rows, a * b))
 
 
-def merged(terms: Sequence[Term]) -> Term:
-    """Several uses of one parameter as one term, so that they add up before a norm is taken."""
-    if len(terms) == 1:
-        return terms[0]
-    outer = [term for term in terms if isinstance(term, Outer | TokenOuter)]
-    if len(outer) == len(terms) and len({term.slope_left for term in outer}) == 1:
-        lefts = [term.left if term.left.ndim == 3 else term.left[:, None] for term in outer]
-        rights = [term.right if term.right.ndim == 3 else term.right[:, None] for term in outer]
-        return token_term(torch.cat(lefts, 1), torch.cat(rights, 1), outer[0].slope_left)
-    total = terms[0].formed()
-    for term in terms[1:]:
-        total = total + term.formed()
+def merged(gradients: Sequence[RowGradients]) -> RowGradients:
+    """Several uses of one parameter as one, so that they add up before a norm is taken."""
+    if len(gradients) == 1:
+        return gradients[0]
+    outer = [gradient for gradient in gradients if isinstance(gradient, Outer | TokenOuter)]
+    if len(outer) == len(gradients) and len({gradient.slope_left for gradient in outer}) == 1:
+        lefts = [gradient.left if gradient.left.ndim == 3 else gradient.left[:, None] for gradient in outer]
+        rights = [gradient.right if gradient.right.ndim == 3 else gradient.right[:, None] for gradient in outer]
+        return token_gradients(torch.cat(lefts, 1), torch.cat(rights, 1), outer[0].slope_left)
+    total = gradients[0].formed()
+    for gradient in gradients[1:]:
+        total = total + gradient.formed()
     return Formed(total)
