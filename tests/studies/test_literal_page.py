@@ -31,6 +31,17 @@ def test_a_run_without_all_its_rounds_is_named(tmp_path):
     assert "`mnist-0.5-printed-seed-0` (7 of 200 rounds)" in render(tmp_path / "kept")
 
 
+def test_rounds_computed_again_are_counted(tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "kept")
+    for at, path in enumerate(sorted((tmp_path / "kept" / "runs").iterdir())):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found.pop("again", None)
+        if at < 2:
+            found["again"] = {"rounds": 600, "equal": 600 - at}
+        path.write_text(json.dumps(found), encoding="utf-8")
+    assert "1,200 rounds were computed a second time from nothing: 1,199 of them" in render(tmp_path / "kept")
+
+
 def test_final_accuracy_is_the_mean_of_the_last_five_rounds():
     assert final_accuracy({"accuracy": [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]}) == pytest.approx(30.0)
 

@@ -52,6 +52,23 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
         assert once[key] == twice[key]
 
 
+def test_rounds_computed_again_are_compared_and_never_fewer(tmp_path):
+    train(RUN, tmp_path / "a", tmp_path)
+    place = tmp_path / "runs" / f"{RUN.name}.json"
+    first = json.loads(place.read_text())
+    assert "again" not in first
+    train(RUN, tmp_path / "b", tmp_path, until=2)
+    assert json.loads(place.read_text()) == first
+    train(RUN, tmp_path / "b", tmp_path)
+    assert json.loads(place.read_text())["again"] == {"rounds": 3, "equal": 3}
+    first["accuracy"][1] += 0.125
+    place.write_text(json.dumps(first))
+    train(RUN, tmp_path / "c", tmp_path)
+    found = json.loads(place.read_text())
+    assert found["again"] == {"rounds": 3, "equal": 2}
+    assert found["accuracy"][1] == first["accuracy"][1] - 0.125
+
+
 def test_the_cache_of_other_settings_is_not_used(tmp_path):
     train(RUN, tmp_path / "a", tmp_path, until=1)
     train(replace(RUN, budget=4.0), tmp_path / "a", tmp_path, until=1)

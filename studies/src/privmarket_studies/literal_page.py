@@ -145,6 +145,15 @@ def _missing(found: Findings) -> str:
     return f"Missing so far: {', '.join(lines)}. The command above goes on where they stopped."
 
 
+def _computed_again(found: Findings) -> str:
+    """How many rounds came out the same when they were computed once more; empty if none was."""
+    twice = [run["again"] for run in found.runs if "again" in run]
+    rounds, equal = (sum(one[key] for one in twice) for key in ("rounds", "equal"))
+    if rounds == 0:
+        return ""
+    return f" {rounds:,} rounds were computed a second time from nothing: {equal:,} of them came out the same."
+
+
 def _runs_text(found: Findings) -> str:
     printed = [run for run in found.runs if run["run"]["reading"] == "printed"]
     mnist = [run for run in printed if run["run"]["dataset"] == "mnist"]
@@ -171,6 +180,7 @@ def _runs_text(found: Findings) -> str:
         epsilon_min=EPSILON_MIN,
         records=_range([size for run in mnist for size in run["records_per_client"]]),
         hours=f"{sum(run['processor_seconds'] for run in found.runs) / 3600:.1f}",
+        again=_computed_again(found),
         missing=_missing(found),
     )
 

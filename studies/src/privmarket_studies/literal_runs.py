@@ -4,7 +4,8 @@
     python -m privmarket_studies.literal_page                         # writes docs/results/literal/README.md
 
 CACHE is a folder outside the repository that keeps the weights of unfinished runs. What a run found so far is in
-docs/results/literal/runs/NAME.json, written whenever the weights are.
+docs/results/literal/runs/NAME.json, written whenever the weights are. With an empty CACHE a run starts again: its
+rounds are compared with those of the file, which is written once there are as many of them.
 
 A run is: every client bids (v, ε) of the Uniform scenario; `mfg-regretnet:literal` clears the round; every client
 trains the global model for E = 5 epochs in batches of 32 with a step of 0.01; noise of standard deviation
@@ -47,6 +48,9 @@ FOLDER = REPOSITORY / "docs" / "results" / "literal"
 
 # Streams of random numbers, as in a run of `privmarket federate`, so that both draw the same.
 _WEIGHTS, _SHUFFLE, _NOISE, _TYPES = 2, 3, 4, 5
+
+# What is kept of every round.
+_BY_ROUND = ("accuracy", "left_out", "norm")
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,7 @@ def train(
             saved = json.loads(str(stored["records"]))
             if saved.pop("run") == asdict(run):
                 records, weights = saved, torch.from_numpy(stored["weights"])
+    known = _known(run, place)
     stop = run.rounds if until is None else min(until, run.rounds)
     if len(records["accuracy"]) >= stop:
         return
@@ -254,13 +259,30 @@ def train(
         records["norm"].append(float(f"{float(weights.double().norm()):.4g}"))
         records["processor_seconds"] = round(records["processor_seconds"] + time.process_time() - started, 2)
         print(run.name, number + 1, records["accuracy"][-1], left_out, records["norm"][-1], flush=True)
+        if number < len(known["accuracy"]):
+            same = all(records[key][number] == known[key][number] for key in _BY_ROUND)
+            again = records.setdefault("again", {"rounds": 0, "equal": 0})
+            again["rounds"] += 1
+            again["equal"] += same
+            if not same:
+                print(run.name, number + 1, "was before:", *[known[key][number] for key in _BY_ROUND], flush=True)
         if time.monotonic() - saved_at > save_seconds or number + 1 == stop:
             saved_at = time.monotonic()
             cache.mkdir(parents=True, exist_ok=True)
             beside = kept.with_suffix(".new.npz")
             np.savez(beside, weights=weights.numpy(), records=json.dumps({"run": asdict(run), **records}))
             beside.replace(kept)
-            _keep(run, federation, records, place)
+            if number + 1 >= len(known["accuracy"]):
+                _keep(run, federation, records, place)
+
+
+def _known(run: LiteralRun, place: Path) -> dict[str, Any]:
+    """What the page's file says of the same run; no rounds where there is no such file."""
+    if place.exists():
+        found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        if found["run"] == asdict(run):
+            return found
+    return {key: [] for key in _BY_ROUND}
 
 
 def _keep(run: LiteralRun, federation: LiteralFederation, records: dict[str, Any], place: Path) -> None:
