@@ -37,7 +37,9 @@ STYLE = """
   @media screen and (max-width: 640px) { .chart .wide { display: none; } .chart .narrow { display: block; } }
 """
 
-_WIDE = 960.0
+# How wide the wide drawing of a chart is: as wide as a page, or two beside each other.
+FULL_WIDTH = 960.0
+HALF_WIDTH = 540.0
 _NARROW = 360.0
 _LETTER = 7.4  # width of a letter of the charts' 12-pixel type, generously
 
@@ -120,6 +122,7 @@ def line_chart(
     levels: Sequence[tuple[str, float]] = (),
     names_right: bool = False,
     x_ends: tuple[str, str] | None = None,
+    width: float = FULL_WIDTH,
 ) -> str:
     """Lines over a common axis, with a legend above where there are several.
 
@@ -128,6 +131,7 @@ def line_chart(
         levels: (name, y) of dashed horizontal lines.
         names_right: their names stand below the right end, where lines rise early; else above the left end.
         x_ends: what stands below the ends of the horizontal axis, for one without numbers, such as times.
+        width: `FULL_WIDTH`, or `HALF_WIDTH` for a chart beside another.
     """
     xs = [x for line in lines for x in line.x] or [0.0, 1.0]
     ys = [y for line in lines for y in line.y if y is not None] + [y for _, y in levels]
@@ -140,20 +144,20 @@ def line_chart(
     high = max(high, ticks[-1])
 
     def draw(width: float) -> str:
-        height = 320.0 if width > _NARROW else 260.0
-        left = 22 + _LETTER * max(len(y_text(tick)) for tick in ticks)
+        height = _height(width)
+        left = 28 + _LETTER * max(len(y_text(tick)) for tick in ticks)
         frame = _Frame(width, height, left, 46.0, (min(xs), max(xs)), (low, high), x_log)
-        x_ticks = sorted(set(xs)) if x_log else _whole_ticks(min(xs), max(xs), 8 if width > _NARROW else 5)
+        x_ticks = sorted(set(xs)) if x_log else _whole_ticks(min(xs), max(xs), 8 if width == FULL_WIDTH else 5)
         parts = [_axes(frame, x_title, y_title, [] if x_ends else x_ticks, ticks, y_text)]
         parts += [_ends(frame, x_ends)] if x_ends else []
         parts += [_level(frame, name, value, names_right) for name, value in levels]
         parts += [_line(frame, line, y_text) for line in reversed(lines)]
-        return _svg(width, height, parts)
+        return _svg(width, height, parts, f"{y_title} over {x_title}")
 
-    return _legend([(line.label, line.colour, line.dashed) for line in lines]) + _both(draw)
+    return _legend([(line.label, line.colour, line.dashed) for line in lines]) + _both(draw, width)
 
 
-def scatter(groups: Sequence[Dots], *, x_title: str, y_title: str) -> str:
+def scatter(groups: Sequence[Dots], *, x_title: str, y_title: str, width: float = FULL_WIDTH) -> str:
     """Dots in several groups; both axes begin at 0."""
     xs = [x for group in groups for x, _, _ in group.points]
     ys = [y for group in groups for _, y, _ in group.points]
@@ -161,15 +165,15 @@ def scatter(groups: Sequence[Dots], *, x_title: str, y_title: str) -> str:
     y_ticks = _ticks(0.0, max(ys, default=1.0))
 
     def draw(width: float) -> str:
-        height = 320.0 if width > _NARROW else 260.0
-        left = 22 + _LETTER * max(len(f"{tick:g}") for tick in y_ticks)
+        height = _height(width)
+        left = 28 + _LETTER * max(len(f"{tick:g}") for tick in y_ticks)
         frame = _Frame(width, height, left, 46.0, (0.0, x_ticks[-1]), (0.0, y_ticks[-1]))
         parts = [_axes(frame, x_title, y_title, x_ticks, y_ticks, lambda value: f"{value:g}")]
         for group in groups:
             parts += [_circle(frame.x(x), frame.y(y), group.colour, tip) for x, y, tip in group.points]
-        return _svg(width, height, parts)
+        return _svg(width, height, parts, f"{y_title} over {x_title}")
 
-    return _legend([(group.label, group.colour, False) for group in groups if group.points]) + _both(draw)
+    return _legend([(group.label, group.colour, False) for group in groups if group.points]) + _both(draw, width)
 
 
 def strip(parts: Sequence[tuple[str, float, str, str]]) -> str:
@@ -182,7 +186,7 @@ def strip(parts: Sequence[tuple[str, float, str, str]]) -> str:
         for name, value, text, colour in parts:
             drawn.append(_rect(x, 4, width * value / total, 26, colour, f"{name}: {text}"))
             x += width * value / total
-        return _svg(width, 34.0, drawn)
+        return _svg(width, 34.0, drawn, ", ".join(f"{name} {text}" for name, _, text, _ in parts))
 
     named = [(f"{name} {text}", colour, False) for name, value, text, colour in parts if value > 0]
     return _legend(named, always=True) + _both(draw)
@@ -194,19 +198,21 @@ def bar_chart(
     *,
     x_title: str,
     y_title: str,
+    y_text: Callable[[float], str] = lambda value: f"{value:g}",
     x_ends: tuple[str, str] | None = None,
+    width: float = FULL_WIDTH,
 ) -> str:
-    """Stacked upright bars over whole numbers such as rounds; `x_ends` as for `line_chart`."""
+    """Stacked upright bars over whole numbers such as rounds; the rest as for `line_chart`."""
     totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)] or [0.0]
     ticks = _ticks(0.0, max(totals))
 
     def draw(width: float) -> str:
-        height = 260.0 if width > _NARROW else 220.0
-        left = 22 + _LETTER * max(len(f"{tick:g}") for tick in ticks)
+        height = 260.0 if width == FULL_WIDTH else 220.0
+        left = 28 + _LETTER * max(len(y_text(tick)) for tick in ticks)
         span = (positions[0] - 0.5, positions[-1] + 0.5)
         frame = _Frame(width, height, left, 46.0, span, (0.0, ticks[-1]))
-        x_ticks = _whole_ticks(positions[0], positions[-1], 8 if width > _NARROW else 5)
-        parts = [_axes(frame, x_title, y_title, [] if x_ends else x_ticks, ticks, lambda value: f"{value:g}")]
+        x_ticks = _whole_ticks(positions[0], positions[-1], 8 if width == FULL_WIDTH else 5)
+        parts = [_axes(frame, x_title, y_title, [] if x_ends else x_ticks, ticks, y_text)]
         parts += [_ends(frame, x_ends)] if x_ends else []
         base = [0.0] * len(positions)
         wide = frame.x(0.84) - frame.x(0.0)
@@ -216,9 +222,9 @@ def bar_chart(
                 top = frame.y(base[i] + value)
                 parts.append(_rect(frame.x(at - 0.42), top, wide, frame.y(base[i]) - top, layer.colour, tip))
                 base[i] += value
-        return _svg(width, height, parts)
+        return _svg(width, height, parts, f"{y_title} over {x_title}")
 
-    return _legend([(layer.label, layer.colour, False) for layer in layers]) + _both(draw)
+    return _legend([(layer.label, layer.colour, False) for layer in layers]) + _both(draw, width)
 
 
 def named_bars(
@@ -231,6 +237,7 @@ def named_bars(
     wholes: Sequence[float] = (),
     rest_colour: str = PALE,
     notes: Sequence[str] = (),
+    width: float = FULL_WIDTH,
 ) -> str:
     """Horizontal bars, one per name, with an optional limit as a dashed upright line.
 
@@ -259,9 +266,9 @@ def named_bars(
             x = frame.x(limit[1])
             parts.append(_stroke("limit", x, 16, x, height - 46))
             parts.append(_text(x - 4, 12, limit[0], "end"))
-        return _svg(width, height, parts)
+        return _svg(width, height, parts, x_title)
 
-    return _both(draw)
+    return _both(draw, width)
 
 
 def heat_map(
@@ -286,10 +293,10 @@ def heat_map(
                 when = f"{columns[start]}" if start == end else f"{columns[start]}–{columns[end]}"
                 tip = f"{name}, {x_title} {when}: {what} {value:.2f}"
                 parts.append(_rect(x, y + 0.5, past - x, step - 1, _shade(value / most), tip))
-        for tick in _whole_ticks(columns[0], columns[-1], 8 if width > _NARROW else 5):
+        for tick in _whole_ticks(columns[0], columns[-1], 8 if width == FULL_WIDTH else 5):
             parts.append(_text(frame.x(tick), height - 28, f"{tick:g}", "middle"))
         parts.append(_text(left + (width - left) / 2, height - 8, x_title, "middle"))
-        return _svg(width, height, parts)
+        return _svg(width, height, parts, f"{what} over {x_title}")
 
     shades = ["#f3f1ec", *(_shade(share) for share in (0.05, 0.25, 0.5, 0.75, 1.0))]
     scale = "".join(_rect(18.0 * i, 0, 18, 11, shade, "") for i, shade in enumerate(shades))
@@ -412,14 +419,19 @@ def _text(x: float, y: float, words: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _svg(width: float, height: float, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img">{"".join(parts)}</svg>'
+def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
+    """One drawing; `label` is what a screen reader says it is."""
+    named = f'role="img" aria-label="{escape(label)}"'
+    return f'<svg viewBox="0 0 {width:g} {height:g}" {named}>{"".join(parts)}</svg>'
 
 
-def _both(draw: Callable[[float], str]) -> str:
-    return (
-        f'<div class="chart"><div class="wide">{draw(_WIDE)}</div><div class="narrow">{draw(_NARROW)}</div></div>'
-    )
+def _height(width: float) -> float:
+    """How high a drawing of lines or dots is."""
+    return 320.0 if width == FULL_WIDTH else 260.0
+
+
+def _both(draw: Callable[[float], str], wide: float = FULL_WIDTH) -> str:
+    return f'<div class="chart"><div class="wide">{draw(wide)}</div><div class="narrow">{draw(_NARROW)}</div></div>'
 
 
 def _legend(entries: Sequence[tuple[str, str, bool]], *, always: bool = False) -> str:

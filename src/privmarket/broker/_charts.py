@@ -1,177 +1,83 @@
-"""Plots as plain SVG marks, made on the server: no script, nothing from elsewhere, readable on a phone.
+"""What the broker's pages draw, from what the role that looks may see.
 
-A chart is a box of `WIDTH` × `HEIGHT`; a template draws its marks. Colours are classes of the style sheet.
-First come the kinds of charts, then what each page draws, from what the role that looks may see.
+Charts are made by `privmarket._svg`, as SVG without a script; colours are classes of the style sheet.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from markupsafe import Markup
 from sqlalchemy import Connection
 
+from privmarket import _svg as svg
 from privmarket.broker import _ledger as ledger, _sql as sql, _wallets as wallets
 from privmarket.broker._answers import Movement, RoundAnswer, Totals, WalletAnswer
 from privmarket.broker._page_frame import rounded_money
 from privmarket.broker._parties import Actor
 
-WIDTH, HEIGHT = 600, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 34
-
-
-@dataclass
-class Chart:
-    """Marks: rectangles (class, x, y, width, height, note), lines (class, points), dots, texts (anchored)."""
-
-    label: str
-    height: int = HEIGHT
-    strip: bool = False
-    rects: list[tuple[str, float, float, float, float, str]] = field(default_factory=list)
-    lines: list[tuple[str, str]] = field(default_factory=list)
-    dots: list[tuple[str, float, float, str]] = field(default_factory=list)
-    texts: list[tuple[float, float, str, str]] = field(default_factory=list)
-    legend: list[tuple[str, str]] = field(default_factory=list)
+_DOTS = 400
+_STEPS = 40
+_LONGEST_NAME = 24
+# Names of sellers are random and indexed within each round, so the first in their order are a random choice: a page
+# must not read a hundred thousand rows to draw dots. Few of them, because every row that SQLite returns gives up
+# Python's lock and waits for it again, which is long while a large round clears.
+_SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 
 @dataclass(frozen=True)
-class Axes:
-    """From data to the box; both axes begin at `low` and end at `high`."""
+class Chart:
+    """A chart of a page.
 
-    x: tuple[float, float]
-    y: tuple[float, float]
+    Attributes:
+        title: what it shows.
+        drawing: its HTML.
+        strip: as wide as the page, and low.
+    """
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        """Where a point is drawn."""
-        across = (x - self.x[0]) / ((self.x[1] - self.x[0]) or 1)
-        up = (y - self.y[0]) / ((self.y[1] - self.y[0]) or 1)
-        left = _LEFT + across * (WIDTH - _LEFT - _RIGHT)
-        return round(left, 1), round(HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM), 1)
-
-
-def _framed(label: str, axes: Axes, x_name: str, x_ends: tuple[str, str] | None = None) -> Chart:
-    chart = Chart(label)
-    bottom = HEIGHT - _BOTTOM
-    for value in (axes.y[0], (axes.y[0] + axes.y[1]) / 2, axes.y[1]):
-        y = axes.place(axes.x[0], value)[1]
-        chart.lines.append(("axis", f"{_LEFT},{y} {WIDTH - _RIGHT},{y}"))
-        chart.texts.append((_LEFT - 6, y + 4, "end", short(value)))
-    low, high = x_ends or (short(axes.x[0]), short(axes.x[1]))
-    chart.texts += [(_LEFT, bottom + 16, "start", low), (WIDTH - _RIGHT, bottom + 16, "end", high)]
-    chart.texts.append(((WIDTH + _LEFT) / 2, bottom + 28, "middle", x_name))
-    return chart
+    title: str
+    drawing: Markup
+    strip: bool = False
 
 
-def line(
-    label: str,
+def _line(
+    title: str,
     points: Sequence[tuple[float, float]],
     *,
-    x_name: str,
+    x_title: str,
+    y_title: str,
     x_ends: tuple[str, str] | None = None,
-    limit: float | None = None,
+    levels: Sequence[tuple[str, float]] = (),
     stairs: bool = False,
 ) -> Chart:
-    """A line through points, as stairs where the value holds until the next; `limit` is drawn across."""
-    values = [y for _, y in points] + ([limit] if limit is not None else [])
-    axes = Axes((points[0][0], points[-1][0]), (min(0.0, *values), _round_up(max(values))))
-    chart = _framed(label, axes, x_name, x_ends)
-    drawn = []
-    for before, (x, y) in zip([None, *points], points, strict=False):
-        if stairs and before is not None:
-            drawn.append(axes.place(x, before[1]))
-        drawn.append(axes.place(x, y))
-    base = axes.place(0, max(0.0, axes.y[0]))[1]
-    chart.lines.append(("area", _joined([(drawn[0][0], base), *drawn, (drawn[-1][0], base)])))
-    chart.lines.append(("line", _joined(drawn)))
-    if limit is not None:
-        chart.lines.append(("limit", _joined([axes.place(axes.x[0], limit), axes.place(axes.x[1], limit)])))
-    return chart
-
-
-def scatter(
-    label: str, groups: Mapping[str, Sequence[tuple[float, float, str]]], *, x_name: str, legend: dict[str, str]
-) -> Chart:
-    """Dots by class, (x, y, note) each, from zero."""
-    every = [dot for dots in groups.values() for dot in dots]
-    axes = Axes((0.0, _round_up(max(x for x, _, _ in every))), (0.0, _round_up(max(y for _, y, _ in every))))
-    chart = _framed(label, axes, x_name)
-    for kind, dots in groups.items():
-        chart.dots += [(kind, *axes.place(x, y), note) for x, y, note in dots]
-    chart.legend = [(kind, name) for kind, name in legend.items() if groups.get(kind)]
-    return chart
-
-
-def bars(label: str, items: Sequence[tuple[str, float, float, str]]) -> Chart:
-    """One row per item: (name, filled, whole, note)."""
-    row, name_width = 26, 170
-    largest = max((whole for _, _, whole, _ in items), default=1.0) or 1.0
-    chart = Chart(label, height=row * len(items) + 6)
-    for i, (name, filled, whole, note) in enumerate(items):
-        y, scale = 4 + i * row, (WIDTH - name_width - 130) / largest
-        chart.texts.append((name_width - 8, y + 14, "end", name if len(name) <= 24 else name[:23] + "…"))
-        chart.rects.append(("rest", name_width, y, max(whole * scale, 1), row - 9, note))
-        chart.rects.append(("bar", name_width, y, filled * scale, row - 9, note))
-        chart.texts.append((name_width + whole * scale + 6, y + 14, "start", note))
-    return chart
-
-
-def stack(label: str, parts: Sequence[tuple[str, str, float, str]]) -> Chart:
-    """One bar cut into parts: (class, name, value, shown)."""
-    total = sum(value for _, _, value, _ in parts) or 1.0
-    chart, x = Chart(label, height=34, strip=True), 0.0
-    for kind, name, value, shown in parts:
-        width = WIDTH * value / total
-        chart.rects.append((kind, round(x, 1), 4, round(width, 1), 26, f"{name}: {shown}"))
-        x += width
-    chart.legend = [(kind, f"{name} {shown}") for kind, name, value, shown in parts if value]
-    return chart
-
-
-def columns(label: str, items: Sequence[tuple[float, float, str]], x_ends: tuple[str, str], x_name: str) -> Chart:
-    """Upright bars, (filled, whole, note) each, side by side."""
-    axes = Axes((0.0, float(len(items))), (0.0, _round_up(max(whole for _, whole, _ in items))))
-    chart = _framed(label, axes, x_name, x_ends)
-    width = min(34.0, (WIDTH - _LEFT - _RIGHT) / len(items) * 0.72)
-    for i, (filled, whole, note) in enumerate(items):
-        for kind, value in (("rest", whole), ("bar", filled)):
-            x, y = axes.place(i + 0.5, value)
-            chart.rects.append((kind, round(x - width / 2, 1), y, round(width, 1), HEIGHT - _BOTTOM - y, note))
-    return chart
-
-
-def _round_up(value: float) -> float:
-    """Where an axis ends: the next round figure whose half is round, too; 1 for nothing."""
-    if value <= 0:
-        return 1.0
-    size = 10.0 ** math.floor(math.log10(value))
-    return next(
-        step * size for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if step * size >= value * (1 - 1e-9)
+    """One line, beside another chart."""
+    x, y = zip(*points, strict=True)
+    drawn = svg.Line(y_title, x, y, "line", stairs=stairs, area=True)
+    return Chart(
+        title,
+        Markup(
+            svg.line_chart(
+                [drawn],
+                x_title=x_title,
+                y_title=y_title,
+                y_text=_short,
+                levels=levels,
+                x_ends=x_ends,
+                width=svg.HALF_WIDTH,
+            )
+        ),
     )
 
 
-def short(value: float) -> str:
+def _short(value: float) -> str:
     """A figure for an axis."""
     for size, mark in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if mark == 'k' else size):.3g}{mark}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _joined(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x},{y}" for x, y in points)
-
-
-# ---- what pages draw ------------------------------------------------------------------------------------------
-
-
-_DOTS = 400
-_STEPS = 40
-# Names of sellers are random and indexed within each round, so the first in their order are a random choice: a page
-# must not read a hundred thousand rows to draw dots. Few of them, because every row that SQLite returns gives up
-# Python's lock and waits for it again, which is long while a large round clears.
-_SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 
 def of_round(connection: Connection, actor: Actor, round_: RoundAnswer, now_ms: int) -> list[Chart | None]:
@@ -198,8 +104,13 @@ def bids_over_time(connection: Connection, round_: RoundAnswer, now_ms: int) -> 
     points = [(0.0, 0.0), *((float(at - start), (i + 1) * each) for i, at in enumerate(times))]
     points.append((float(max(end - start, points[-1][0] + 1)), points[-1][1]))
     ends = ("opened", _clock(end))
-    return line(
-        "Bids that count, since the round opened", _thinned(points), x_name="time", x_ends=ends, stairs=True
+    return _line(
+        "Bids that count, since the round opened",
+        _thinned(points),
+        x_title="time",
+        y_title="bids",
+        x_ends=ends,
+        stairs=True,
     )
 
 
@@ -215,14 +126,19 @@ def who_sells(connection: Connection, actor: Actor, round_: RoundAnswer) -> Char
         return None
     query = f"SELECT epsilon, payment_micro, seller_id FROM awards WHERE round_id = ? {_SAMPLE}"
     sold = sql.run(connection, query, round_["id"])
-    groups = {"won": [(e, p / 1e6 / e, f"{name}: ε {e:.3g} for {p / 1e6:.6g}") for e, p, name in sold]}
+    won = [(e, p / 1e6 / e, f"{name}: ε {e:.3g} for {p / 1e6:.6g}") for e, p, name in sold]
+    lost = []
     if actor.role == "operator":
-        ceiling = 3 * max((y for _, y, _ in groups["won"]), default=math.inf)
-        groups["lost"] = _lost(connection, round_["id"], ceiling)
-    if not any(groups.values()):
+        ceiling = 3 * max((price for _, price, _ in won), default=math.inf)
+        lost = _lost(connection, round_["id"], ceiling)
+    if not won and not lost:
         return None
-    legend = {"won": "sells, at the price it gets", "lost": "does not sell, at the price it asked"}
-    return scatter("Price per unit of ε against ε", groups, x_name="ε", legend=legend)
+    groups = [
+        svg.Dots("sells, at the price it gets", won, "won"),
+        svg.Dots("does not sell, at the price it asked", lost, "lost"),
+    ]
+    drawn = svg.scatter(groups, x_title="ε", y_title="price", width=svg.HALF_WIDTH)
+    return Chart("Price per unit of ε against ε", Markup(drawn))
 
 
 def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[float, float, str]]:
@@ -241,12 +157,17 @@ def where_the_budget_went(round_: RoundAnswer) -> Chart:
     """Escrow, paid, refunded, as parts of the budget."""
     budget, paid = round_["budget_micro"], round_["paid_micro"]
     if round_["state"] in ("settled", "aborted"):
-        parts = [("good", "paid", paid), ("rest", "refunded", budget - paid)]
+        parts = [("paid", paid, "good"), ("refunded", budget - paid, "rest")]
     else:
         owed = round_["awarded_micro"] if round_["state"] != "open" else 0
-        parts = [("bar", "owed on delivery", owed), ("held", "in escrow", budget - owed)]
-    shown = [(kind, name, float(value), rounded_money(value)) for kind, name, value in parts]
-    return stack("Where this round's budget is", shown)
+        parts = [("owed on delivery", owed, "bar"), ("in escrow", budget - owed, "held")]
+    return _strip("Where this round's budget is", parts)
+
+
+def _strip(title: str, parts: Sequence[tuple[str, int, str]]) -> Chart:
+    """An amount of money cut into parts: (name, micro-units, colour) each."""
+    shown = [(name, float(micro), rounded_money(micro), colour) for name, micro, colour in parts]
+    return Chart(title, Markup(svg.strip(shown)), strip=True)
 
 
 def score_against_spending(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
@@ -264,7 +185,9 @@ def score_against_spending(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart
             points.append((spent, 100 * round_["model_accuracy"]))
     if len(points) < 2:
         return None
-    return line("Score of the model, %, over money paid", points, x_name="paid in these rounds")
+    title = "Score of the model over money paid"
+    ends = (_short(points[0][0]), _short(points[-1][0]))
+    return _line(title, points, x_title="paid in these rounds", y_title="score, %", x_ends=ends)
 
 
 def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
@@ -272,16 +195,21 @@ def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
     done = [round_ for round_ in rounds if round_["state"] == "settled"][:30][::-1]
     if actor.role == "seller" or not done:
         return None
-    items = [
-        (
-            r["paid_micro"] / 1e6,
-            r["budget_micro"] / 1e6,
-            f"round {r['number'] + 1}: {rounded_money(r['paid_micro'])}",
-        )
+    paid = [r["paid_micro"] / 1e6 for r in done]
+    refunded = [(r["budget_micro"] - r["paid_micro"]) / 1e6 for r in done]
+    notes = [
+        f"round {r['number'] + 1}: {rounded_money(r['paid_micro'])} of {rounded_money(r['budget_micro'])}"
         for r in done
     ]
-    ends = (f"round {done[0]['number'] + 1}", f"round {done[-1]['number'] + 1}")
-    return columns("Paid per round, of the budget", items, ends, "filled: paid, rest: refunded")
+    drawn = svg.bar_chart(
+        [svg.Bars("paid", paid, "bar", notes), svg.Bars("refunded", refunded, "rest", notes)],
+        [r["number"] + 1 for r in done],
+        x_title="round",
+        y_title="money",
+        y_text=_short,
+        width=svg.HALF_WIDTH,
+    )
+    return Chart("Paid per round, of the budget", Markup(drawn))
 
 
 def price_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
@@ -299,7 +227,7 @@ def price_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None
     points = [(number, float(price or 0.0)) for number, price in known[:30][::-1]]
     if len(points) < 2:
         return None
-    return line(label, points, x_name="round")
+    return _line(label, points, x_title="round", y_title="price")
 
 
 def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | None:
@@ -311,7 +239,9 @@ def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | 
         points.append((-float(step), balance / 1e6))
         balance -= movement["amount_micro"]
     ends = (_clock(lines[-1]["created_ms"]), _clock(lines[0]["created_ms"]))
-    return line("Your balance", points[::-1], x_name="latest movements", x_ends=ends, stairs=True)
+    return _line(
+        "Your balance", points[::-1], x_title="latest movements", y_title="balance", x_ends=ends, stairs=True
+    )
 
 
 def earnings_over_time(connection: Connection, seller_id: str) -> Chart | None:
@@ -329,28 +259,34 @@ def earnings_over_time(connection: Connection, seller_id: str) -> Chart | None:
         earned += amount_micro / 1e6
         points.append((float(at_ms), earned))
     ends = (_day(sales[0][0]), _day(sales[-1][0]))
-    return line("Earned in all", _thinned(points), x_name="time (UTC)", x_ends=ends, stairs=True)
+    return _line(
+        "Earned in all", _thinned(points), x_title="time (UTC)", y_title="earned", x_ends=ends, stairs=True
+    )
 
 
 def all_the_money(totals: Totals) -> Chart:
     """Deposits: on accounts or in escrow, nowhere else."""
-    parts = [
-        ("bar", "on accounts", totals["balances_micro"]),
-        ("held", "in escrow", totals["escrow_micro"]),
-    ]
-    shown = [(kind, name, float(value), rounded_money(value)) for kind, name, value in parts]
-    return stack("Where the deposits are", shown)
+    parts = [("on accounts", totals["balances_micro"], "bar"), ("in escrow", totals["escrow_micro"], "held")]
+    return _strip("Where the deposits are", parts)
 
 
 def wallets_left(wallets_of: Mapping[str, WalletAnswer]) -> Chart | None:
     """Spent ε of each seller's lifetime cap, as shares of the cap; sellers by name."""
     if not wallets_of:
         return None
-    items = []
-    for name, wallet in wallets_of.items():
-        used = 1 - wallet["remaining_share"]
-        items.append((name, used, 1.0, f"{100 * used:.0f} % of {wallet['cap_epsilon']:g}"))
-    return bars("Used of each lifetime cap on ε", items)
+    used = [100 * (1 - wallet["remaining_share"]) for wallet in wallets_of.values()]
+    caps = [wallet["cap_epsilon"] for wallet in wallets_of.values()]
+    drawn = svg.named_bars(
+        [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in wallets_of],
+        used,
+        x_title="% of the cap",
+        colour="bar",
+        wholes=[100.0] * len(used),
+        rest_colour="rest",
+        notes=[f"{share:.0f} % of {cap:g}" for share, cap in zip(used, caps, strict=True)],
+        width=svg.HALF_WIDTH,
+    )
+    return Chart("Used of each lifetime cap on ε", Markup(drawn))
 
 
 def own_spending(connection: Connection, seller_id: str) -> Chart | None:
@@ -362,7 +298,8 @@ def own_spending(connection: Connection, seller_id: str) -> Chart | None:
     marks = sorted({round(i * count / min(count, _STEPS)) for i in range(1, min(count, _STEPS) + 1)})
     spent = wallets.spent_epsilon([record.events[:mark] for mark in marks], record.delta)
     points = [(0.0, 0.0), *zip(map(float, marks), spent, strict=True)]
-    return line("ε spent in all, under your cap", points, x_name="sales", limit=record.cap_epsilon)
+    levels = [("your cap", record.cap_epsilon)]
+    return _line("ε spent in all, under your cap", points, x_title="sales", y_title="ε", levels=levels)
 
 
 def _day(at_ms: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import _charts as charts, _clearing as clearing, _views as views, _wallets as wallets
+from privmarket.broker import _clearing as clearing, _views as views, _wallets as wallets
 from privmarket.broker._api import create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import UnauthenticatedError
@@ -508,12 +508,6 @@ def test_details_of_the_log_are_told_in_words() -> None:
         ("usable", "yes"),
     ]
     assert details_in_words("sealed until the auction", {}) == [("", "sealed until the auction")]
-
-
-def test_an_axis_ends_at_a_round_figure() -> None:
-    for largest, top in ((0.975, "1"), (1.02, "1.2"), (12, "12"), (4.9, "5"), (73, "80"), (1000, "1000"), (0, "1")):
-        drawn = charts.columns("c", [(0.0, largest, "")], ("a", "b"), "x")
-        assert top in [text for _, _, anchor, text in drawn.texts if anchor == "end"]
 
 
 def test_every_page_says_how_far_the_log_is_and_who_witnessed_it(market: Market) -> None:
