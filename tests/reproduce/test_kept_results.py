@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from privmarket.market._objectives import AggregateError
-from privmarket_studies.reproduce import found, publish, rq3, summary_table
+from privmarket_studies.reproduce import found, publish, rq3, rq4_page, summary_table
 from privmarket_studies.reproduce.cache import write_bundle
 from privmarket_studies.reproduce.document import Figure, Results, Table
 from privmarket_studies.reproduce.markets import EXACT, RULES
@@ -144,6 +144,16 @@ def test_the_summary_refuses_results_of_earlier_weights(results):
     (row,) = [line for line in summary_table.block(old).splitlines() if line.startswith("| `mfg-regretnet` |")]
     assert row.count("older weights") == 8
     summary_table.draw(old)
+
+
+def test_rq4_says_whether_its_runs_are_better_than_own_records(monkeypatch, results):
+    def page():
+        return markdown(rq4_page.render(results))
+
+    assert "No run here is worth its money" in page()
+    monkeypatch.setattr(rq4_page, "own_records", lambda dataset, trust: {"models": [{"test": 0.9}]})
+    assert "No run here is worth its money" not in page()
+    assert "There is something to pay for only where" in page()
 
 
 def test_what_is_outdated_is_named_on_the_first_page(tmp_path, results):

@@ -34,4 +34,19 @@ def test_intervals_are_of_paired_differences(tmp_path):
     (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
     page = render(tmp_path)
     assert "+0.1000 ± 0.0000 | -0.2000 ± 0.0000 | 3 |" in page
-    assert "**free** on no task" in page  # what loses is not said to win
+    assert "*moments − none* lies above 0 on medpar (at ε = 1)" in page
+    assert "*moments − free* on no task" in page  # what loses is not said to win
+
+
+def test_the_verdict_says_at_which_epsilon(tmp_path):
+    base = Run("medpar", 0, 1.0, "none", 0, "auc", 0.5, 5.0, 0.5, 1.0)
+    runs = []
+    for wallet, gain in ((0.3, 0.0), (1.0, 0.1)):
+        for seed in range(3):
+            for arm in ARMS:
+                score = 0.5 + 0.01 * seed + (gain if arm == "moments" else 0.0)
+                runs.append(asdict(base) | {"seed": seed, "statistics": arm, "score": score, "wallet": wallet})
+    (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    page = render(tmp_path)
+    assert "*moments − free* on medpar (at ε = 1; not at 0.3)" in page
+    assert "2 rows were looked at" in page

@@ -173,14 +173,14 @@ def _rate_rows(found: Run) -> str:
 
 
 def _clearing_rows(folder: Path) -> str:
-    """One row per try, and what the best of them says about the bar."""
+    """One row per try, and what the slowest of them says about the bar."""
     rows = ""
-    best = float("inf")
+    slowest = 0.0
     for file in sorted(folder.glob("clearing-[0-9].json")):
         found = _read(file)
         round_ = found["large_round"]
         before, during = round_["readers_before"]["all"], round_["readers_during_clear"]["all"]
-        best = min(best, during["p99_ms"])
+        slowest = max(slowest, during["p99_ms"])
         rows += table_row(
             (
                 _code(found),
@@ -193,8 +193,8 @@ def _clearing_rows(folder: Path) -> str:
                 f"{during['p99_ms'] / before['p99_ms']:.2f}",
             )
         )
-    met = "met" if best < _WAIT_BAR_MS else "not shown to be met"
-    return f"{rows}\nThe best of these tries has a 99th percentile of {best:.0f} ms: the bar is {met}.\n"
+    met = "met" if 0 < slowest < _WAIT_BAR_MS else "not shown to be met"
+    return f"{rows}\nThe slowest of these tries has a 99th percentile of {slowest:.0f} ms: the bar is {met}.\n"
 
 
 def _tampering(found: Run) -> str:

@@ -43,6 +43,10 @@ noise). How the settings were chosen is said below. *Buyer's own records alone*:
 holds give on the same features, for nothing and at ε = 0 ([how](../free-baseline/README.md)), by the model that
 cross-validation on them chose (the `literal` run trains on pixels).
 
+These runs compare one setting of a market with another. They do not say what a market is worth to a buyer who uses
+its own records: [what money buys](../what-money-buys/README.md) does, with settings chosen on public records alone.
+The paper's algorithm for all its rounds, by its own rule: [the paper, literally](../literal/README.md).
+
 Made by `python -m privmarket_studies.federated_runs docs/results/federated/runs`, rendered by
 `python -m privmarket_studies.federated_results docs/results/federated`; the files are in [runs](runs).
 

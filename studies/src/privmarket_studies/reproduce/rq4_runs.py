@@ -112,6 +112,14 @@ class Runs:
         """Final accuracy in a larger run."""
         return _over([r.result["accuracy"] for r in self._runs if r.result and _belongs(r, group, row)])
 
+    def everywhere(self, dataset: str, row: str) -> list[Measured]:
+        """Final accuracies of a row on a data set: every split of the matrix, and every larger run."""
+        found = [self.in_group(group, row) for group in self.others if group.dataset == dataset]
+        if self.main is not None and self.main.dataset == dataset:
+            splits = {r.cell.config["alpha"] for r in self._runs if self._in_main(r)}
+            found += [self.measured("accuracy", row, alpha) for alpha in splits]
+        return [one for one in found if one is not None]
+
     def outdated_in(self, group: Group, row: str) -> bool:
         """Whether a larger run was refused because it is older than the weights."""
         return any(_belongs(r, group, row) for r in self._refused)

@@ -45,9 +45,24 @@ def block(results: Results, folder: str = "") -> str:
         _table(results).markdown().partition("\n\n")[2],
         "*`:untrained` is the network of `mfg-regretnet` as its training starts, a ladder of menus built by hand. "
         "The last column is to be read beside what is free: "
-        f"{_first_lower(own_records_line(('mnist',), 'local'))} [How]({folder}free-baseline/README.md).*",
+        f"{_first_lower(own_records_line(('mnist',), 'local'))} [How]({folder}free-baseline/README.md). "
+        f"{_spent_privacy(results, folder)}*",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _spent_privacy(results: Results, folder: str) -> str:
+    """What the runs of the last column use up of their sellers' privacy; empty without such runs."""
+    runs = Runs(results)
+    spent = {rule: m for rule in RULES if (m := runs.measured("largest_epsilon_spent", rule, 0.1))}
+    if not spent or runs.main is None:
+        return ""
+    least, most = (by(spent, key=lambda rule: spent[rule].mean) for by in (min, max))
+    return (
+        f"In its {runs.main.rounds} rounds the client that sells most spends a lifetime ε of "
+        f"{spent[least].mean:.0f} (`{least}`) to {spent[most].mean:.0f} (`{most}`), δ = 1e-5; what a market adds "
+        f"to own records under a small lifetime ε is in [what money buys]({folder}what-money-buys/README.md)."
+    )
 
 
 def _first_lower(sentence: str) -> str:
