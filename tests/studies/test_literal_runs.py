@@ -83,3 +83,11 @@ def test_runs_have_names_of_their_own():
     printed = [run for run in all_runs() if run.dataset == "mnist" and run.reading == "printed"]
     assert {(run.alpha, run.seed) for run in printed} == {(a, s) for a in (0.1, 0.5) for s in range(5)}
     assert all(run.rounds == 200 for run in printed)
+
+
+def test_accuracy_in_pieces_is_that_of_the_model():
+    study = LiteralFederation(RUN)
+    weights = study.first_weights()
+    inputs, labels = study.task.test.tensors()
+    assert study.accuracy(weights) == pytest.approx(study.model.accuracy(weights, inputs, labels))
+    assert len(labels) > 100

@@ -13,19 +13,23 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
 
-from privmarket._figures import new_figure, save
+from privmarket._figures import new_figure
 from privmarket._files import write_atomically
 from privmarket_studies.gradient_inversion import SETTINGS
 from privmarket_studies.literal_baseline import CRITICS
 from privmarket_studies.literal_runs import EPSILON_MIN, FOLDER, LAST_ROUNDS, READINGS, all_runs
 from privmarket_studies.literal_valuations import LITTLE, PAST_SEEDS, RULES, RUN_ROUNDS
 from privmarket_studies.page_text import table_row
+from privmarket_studies.reproduce.report import drawn
 from privmarket_studies.reproduce.statistics import Measured, interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Table V of [Sun2026]: mean and standard deviation of the final accuracy, per cent.
 NO_DP = {0.5: 92.6, 0.1: 85.7}
@@ -409,11 +413,13 @@ def draw(folder: Path = FOLDER) -> None:
         mean, deviation = PRINTED[dataset, alpha]
         axes.axhspan(mean - deviation, mean + deviation, color="#999999", alpha=0.4, label="the paper's Table V")
         axes.axhline(10.0, color="black", lw=0.6, ls=":", label="guessing")
-        axes.set(xscale="log", ylim=(0, 100), xlabel="round", title=f"{DATASETS[dataset]}, α = {alpha}")
+        axes.set(xscale="log", xlim=(0.9, 220), ylim=(0, 100), xlabel="round")
+        axes.set_xticks([1, 10, 50, 200], ["1", "10", "50", "200"])
+        axes.set_title(f"{DATASETS[dataset]}, α = {alpha}")
         if at == 0:
             axes.set_ylabel("test accuracy, %")
-            axes.legend(fontsize=7, loc="center left")
-    save(figure, folder / "accuracy", ("png", "svg"))
+            axes.legend(fontsize=7, loc="center right")
+    _write(figure, folder / "accuracy")
     if not found.inversion:
         return
     figure = new_figure(6.5, 3.8)
@@ -464,7 +470,12 @@ def draw(folder: Path = FOLDER) -> None:
         ylim=(0, None),
     )
     axes.legend(fontsize=7)
-    save(figure, folder / "inversion", ("png", "svg"))
+    _write(figure, folder / "inversion")
+
+
+def _write(figure: Figure, stem: Path) -> None:
+    for kind in ("png", "svg"):
+        write_atomically(stem.with_suffix(f".{kind}"), drawn(figure, kind))
 
 
 def main() -> None:

@@ -170,8 +170,13 @@ class LiteralFederation:
             model="cnn" if is_cnn else "mlp",
             seed=run.seed,
         )
+        assert self.task.test is not None
         self.inputs, self.labels = self.task.private.tensors()
-        if not is_cnn:
+        self.test_inputs, self.test_labels = self.task.test.tensors()
+        if is_cnn:  # convolutions are several times faster with the channels of a pixel side by side
+            self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
+            self.test_inputs = self.test_inputs.contiguous(memory_format=torch.channels_last)
+        else:
             self.inputs = self.inputs.flatten(1)
         classes = len(self.task.classes)
         self.model = PrivateModel(cnn(classes) if is_cnn else mlp(self.inputs.shape[1], classes))
@@ -221,10 +226,10 @@ class LiteralFederation:
         return (weights if share == 0 else (total / share).float()), left_out
 
     def accuracy(self, weights: Tensor) -> float:
-        """On the test records."""
-        assert self.task.test is not None
-        inputs, labels = self.task.test.tensors()
-        return self.model.accuracy(weights, inputs, labels)
+        """On the test records, in pieces that stay in the processor's cache."""
+        pieces = zip(torch.split(self.test_inputs, 100), torch.split(self.test_labels, 100), strict=True)
+        hits = sum(int((self.model.predict(weights, x) == y).sum()) for x, y in pieces)
+        return hits / len(self.test_labels)
 
 
 def train(
