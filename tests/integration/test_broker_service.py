@@ -1,4 +1,4 @@
-"""A real server process: killed and restarted, on SQLite and on PostgreSQL; and the command line around it."""
+"""A real server process under slow callers, at its end, at a deadline; and the command line around it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,8 @@ from privmarket.cli._serve import _is_loopback
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket_fixtures.broker_process import BrokerProcess
 from privmarket_fixtures.market import BROKER_KEY, Market, key, make_market
-from privmarket_studies.torture import broker_kill
 from tests.json_fields import check_fields
 from tests.postgres import new_database
-
-
-def test_kill_minus_nine(tmp_path: Path, database: str) -> None:
-    figures = broker_kill.run(database, tmp_path, kills=2, seed=1)
-    assert figures["acknowledged bids"] > 20
 
 
 def test_the_harness_does_not_go_on_without_a_server(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.flower import _app_folder as app_folder
 from privmarket.flower._app_folder import run_app
-from privmarket_studies.flower_speed import measure
 from tests.forked import privmarket
 from tests.json_fields import check_fields
 
@@ -75,20 +74,3 @@ def test_a_client_has_one_wallet_whichever_engine_runs_it(engine, given, tmp_pat
     with pytest.raises(Recorded) as seen:
         run_app(ROOT / "src/privmarket/examples/flower-quickstart", engine, 3, {}, tmp_path / "out/flower", 10.0)
     assert Path(str(seen.value)) == tmp_path / (given or "out/flower-wallets")
-
-
-def test_the_bench_gives_ratios():
-    report = measure("digits", turns=1)
-    assert [row["ratio"] > 0 for row in report["overhead"]] == [True, True]
-    assert report["bids"]["clients"] == 1000
-
-
-def test_the_kept_results_say_what_the_page_says():
-    folder = ROOT / "docs" / "results" / "flower"
-    page = (folder / "README.md").read_text()
-    for name in ("mnist", "digits"):
-        for row in json.loads((folder / f"overhead-{name}.json").read_text())["overhead"]:
-            assert f"{row['grid_seconds']:.3f} s | {row['ratio']:.2f} |" in page
-    rehearsal = json.loads((folder / "rehearsal.json").read_text())
-    for promise, kept in rehearsal["verdicts"].items():
-        assert f"| {promise} | {'kept' if kept else 'BROKEN'} |" in page

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import privmarket as pm
-from privmarket_studies.notebooks import run, shown_text
+from privmarket_fixtures.notebooks import run, shown_text
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

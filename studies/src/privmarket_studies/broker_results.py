@@ -60,7 +60,7 @@ _TAMPERING = """
 `python -m privmarket_studies.torture.broker_tampering --postgres` ([tampering.json](tampering.json)), on *{code}*:
 {edits} edits of a market in which every party signs everything, each checked by `broker verify` with what a witness
 saw. *Signed* are entries that the party itself made, the operator's own acts among them; *without effect* leave
-every table that parties live by as it was. tests/unit/broker/test_tampering.py runs a sample in the suite.
+every table that parties live by as it was. tests/studies/torture runs a sample in the suite.
 
 | class | edits | found | without effect | signed by the party | missed |
 |---|---|---|---|---|---|

@@ -30,8 +30,8 @@ from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, FiniteGame, MenuMarket, Problem, Result, nash_gap, solve
 from privmarket.meanfield._nash_gap import Deviation
 from privmarket.mechanisms import mechanism
+from privmarket_fixtures.plug_in_menu import PlugInMenu
 from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
-from privmarket_studies.plug_in_menu import PlugInMenu
 from privmarket_studies.reproduce.cells import weights_digest
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from privmarket_fixtures.market import Market, make_market
+from tests.broker_target import target  # noqa: F401
 from tests.postgres import _shared_database, database, empty_database, postgres_server  # noqa: F401
 
 

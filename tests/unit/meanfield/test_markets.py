@@ -12,7 +12,7 @@ from privmarket.market._bids import Bids
 from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import MenuMarket, Problem, QuadraticMarket, RepresentativeMarket, solve
 from privmarket.meanfield._markets import MenuPath, TabulatedMarket, average, check_market
-from privmarket_studies.plug_in_menu import PlugInMenu
+from privmarket_fixtures.plug_in_menu import PlugInMenu
 
 LINEAR = from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 40)
 CURVES = {"posted": POSTED_PRICE, "two steps": MenuCurve([0.5, 1.2], [0.3, 0.6]), "linear": LINEAR}

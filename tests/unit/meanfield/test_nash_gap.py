@@ -11,7 +11,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.market._menus import from_function
 from privmarket.meanfield import FiniteGame, Grid, MenuMarket, Problem, QuadraticMarket, nash_gap, solve
 from privmarket.mechanisms import mechanism
-from privmarket_studies.plug_in_menu import PlugInMenu
+from privmarket_fixtures.plug_in_menu import PlugInMenu
 
 GRID = Grid(24, 24, 30)
 CURVE = from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 6)

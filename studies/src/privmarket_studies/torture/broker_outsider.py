@@ -48,10 +48,7 @@ from privmarket.rounds import Offer
 from privmarket_fixtures.eventful import eventful_market, key
 from privmarket_fixtures.market import Market
 from privmarket_fixtures.postgres import postgres
-from privmarket_studies.torture.broker_simulation import memory_folder
-from privmarket_studies.torture.broker_tampering import run_on_postgresql
-from privmarket_studies.torture.runs import broker_code
-from privmarket_studies.torture.tampering import (
+from privmarket_fixtures.tampering import (
     Change,
     appended,
     checked,
@@ -62,6 +59,9 @@ from privmarket_studies.torture.tampering import (
     resigned,
     rewritten,
 )
+from privmarket_studies.torture.broker_simulation import memory_folder
+from privmarket_studies.torture.broker_tampering import run_on_postgresql
+from privmarket_studies.torture.runs import broker_code
 
 OLD_KEY = SigningKey.from_seed(b"\x21" * 32)
 LOG_KEY = SigningKey.from_seed(b"\x22" * 32)

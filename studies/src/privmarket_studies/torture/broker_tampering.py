@@ -41,29 +41,28 @@ from privmarket.broker._signatures import (
     canonical,
     key_message,
     log_key_message,
-    statement_message,
 )
 from privmarket.broker._statements import STATEMENTS, is_stated
-from privmarket.broker._verify import SeenHead, verify
+from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
-from privmarket_fixtures.eventful import eventful_market
 from privmarket_fixtures.postgres import new_database, postgres
-from privmarket_studies.torture.broker_simulation import memory_folder
-from privmarket_studies.torture.runs import broker_code
-from privmarket_studies.torture.tampering import (
+from privmarket_fixtures.tampering import (
+    SIGNING,
+    STRANGER,
     Change,
+    Target,
     appended,
     checked,
     edited,
     entries_of,
     entry,
-    head_of,
+    make_target,
     resigned,
     rewritten,
 )
+from privmarket_studies.torture.broker_simulation import memory_folder
+from privmarket_studies.torture.runs import broker_code
 
-SIGNING = SigningKey.from_seed(b"\x08" * 32)
-STRANGER = SigningKey.from_seed(b"\x55" * 32)
 CLASSES = ("tables", "schema", "re-chained", "history", "appended")
 _DAY_MS = 86_400_000
 
@@ -92,68 +91,6 @@ class Edit:
     change: Change | None = None
     key: SigningKey | None = None
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
-@dataclass
-class Target:
-    """The market that is tampered with: a closed file, what a witness saw of it, who and what there is in it."""
-
-    file: Path
-    now_ms: int
-    seen: SeenHead
-    keys: dict[str, SigningKey]
-    buyer: str
-    sellers: list[str]
-    operator: str
-    arbiter: str
-    rounds: dict[str, str]  # open, cleared (sealed bids), waiting (a dispute), sealed, settled, aborted
-    tasks: dict[str, str]
-    log_id: str
-
-    def entries(self, kind: str) -> list[Entry]:
-        """All entries of a kind."""
-        return [one for one in entries_of(self.file) if one.kind == kind]
-
-    def sign(self, who: str, kind: str, about: str, **said: object) -> str:
-        """A party's own signature: only its holder can make it, in an honest market."""
-        return self.keys[who].sign(statement_message(kind, who, about, said))
-
-
-def make_target(folder: Path) -> Target:
-    """The market, closed; its witness looked last five minutes after its last entry."""
-    file = folder / "market.db"
-    market = eventful_market(f"sqlite:///{file}", SIGNING, everybody=True)
-    arbiter = next(one for one in market.keys if one.startswith("arbiter"))
-    market.broker.database.close()
-    head = head_of(file)
-    with closing(sqlite3.connect(file)) as connection:
-        rows = connection.execute(
-            "SELECT r.state, r.id, r.task_id, t.delivery, t.sealing FROM rounds r JOIN tasks t ON t.id = r.task_id "
-            "ORDER BY r.opened_ms"
-        ).fetchall()
-    rounds: dict[str, str] = {}
-    tasks: dict[str, str] = {}
-    for state, round_id, task_id, delivery, sealing in rows:
-        name = state
-        if state == "cleared":
-            name = "sealed" if delivery == "sealed" else "cleared" if sealing == "bidder" else "waiting"
-        rounds[name] = round_id
-        tasks[name] = task_id
-    seen = SeenHead(head, head.at_ms, head.at_ms + 300_000)
-    sellers = [seller.party_id for seller in market.sellers]
-    return Target(
-        file,
-        head.at_ms + 600_000,
-        seen,
-        dict(market.keys),
-        market.buyer.party_id,
-        sellers,
-        market.operator.party_id,
-        arbiter,
-        rounds,
-        tasks,
-        head.log_id,
-    )
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------

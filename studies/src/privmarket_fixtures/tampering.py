@@ -1,4 +1,4 @@
-"""Tools to tamper with a broker's SQLite file: edits, a rewritten log, entries signed with the key."""
+"""A market to tamper with, and tools: edits of its SQLite file, a rewritten log, entries signed with the key."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import shutil
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import create_engine, event
@@ -17,12 +19,16 @@ from privmarket.broker._database import Database
 from privmarket.broker._log import Entry
 from privmarket.broker._merkle import Frontier
 from privmarket.broker._schema import PROJECTIONS
-from privmarket.broker._signatures import Head, SigningKey, canonical
+from privmarket.broker._signatures import Head, SigningKey, canonical, statement_message
 from privmarket.broker._verify import SeenHead, Verdict, verify
 from privmarket.errors import PrivmarketError
+from privmarket_fixtures.eventful import eventful_market
 
 Change = Callable[[list[Entry]], list[Entry]]
 _COLUMNS = "seq, at_ms, actor, kind, subject, details, key_hash, request_hash, answer"
+
+SIGNING = SigningKey.from_seed(b"\x08" * 32)
+STRANGER = SigningKey.from_seed(b"\x55" * 32)
 
 
 def entries_of(file: Path) -> list[Entry]:
@@ -124,3 +130,65 @@ def checked(
         return verify(Broker(database), head, public_key=public_key, witnessed=witnessed, accept=accept)
     finally:
         database.close()
+
+
+@dataclass
+class Target:
+    """The market that is tampered with: a closed file, what a witness saw of it, who and what there is in it."""
+
+    file: Path
+    now_ms: int
+    seen: SeenHead
+    keys: dict[str, SigningKey]
+    buyer: str
+    sellers: list[str]
+    operator: str
+    arbiter: str
+    rounds: dict[str, str]  # open, cleared (sealed bids), waiting (a dispute), sealed, settled, aborted
+    tasks: dict[str, str]
+    log_id: str
+
+    def entries(self, kind: str) -> list[Entry]:
+        """All entries of a kind."""
+        return [one for one in entries_of(self.file) if one.kind == kind]
+
+    def sign(self, who: str, kind: str, about: str, **said: object) -> str:
+        """A party's own signature: only its holder can make it, in an honest market."""
+        return self.keys[who].sign(statement_message(kind, who, about, said))
+
+
+def make_target(folder: Path) -> Target:
+    """The market, closed; its witness looked last five minutes after its last entry."""
+    file = folder / "market.db"
+    market = eventful_market(f"sqlite:///{file}", SIGNING, everybody=True)
+    arbiter = next(one for one in market.keys if one.startswith("arbiter"))
+    market.broker.database.close()
+    head = head_of(file)
+    with closing(sqlite3.connect(file)) as connection:
+        rows = connection.execute(
+            "SELECT r.state, r.id, r.task_id, t.delivery, t.sealing FROM rounds r JOIN tasks t ON t.id = r.task_id "
+            "ORDER BY r.opened_ms"
+        ).fetchall()
+    rounds: dict[str, str] = {}
+    tasks: dict[str, str] = {}
+    for state, round_id, task_id, delivery, sealing in rows:
+        name = state
+        if state == "cleared":
+            name = "sealed" if delivery == "sealed" else "cleared" if sealing == "bidder" else "waiting"
+        rounds[name] = round_id
+        tasks[name] = task_id
+    seen = SeenHead(head, head.at_ms, head.at_ms + 300_000)
+    sellers = [seller.party_id for seller in market.sellers]
+    return Target(
+        file,
+        head.at_ms + 600_000,
+        seen,
+        dict(market.keys),
+        market.buyer.party_id,
+        sellers,
+        market.operator.party_id,
+        arbiter,
+        rounds,
+        tasks,
+        head.log_id,
+    )

@@ -15,7 +15,7 @@ import pytest
 
 from privmarket_studies.torture.broker_breaks import ATTACKS, BrokerAttack, ServedMarket, market_of
 
-KEPT = Path(__file__).parents[2] / "docs/results/broker/breaks.json"
+KEPT = Path(__file__).parents[3] / "docs/results/broker/breaks.json"
 TOGETHER = [one for one in ATTACKS if one.rate > 100 and one.number > 1]
 
 

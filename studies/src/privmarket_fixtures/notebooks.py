@@ -1,6 +1,6 @@
 """Runs the documentation's notebooks in this process and keeps what their cells show.
 
-    python -m privmarket_studies.notebooks docs/notebooks        runs them all and writes their outputs
+    python -m privmarket_fixtures.notebooks docs/notebooks        runs them all and writes their outputs
 
 A notebook is a list of cells in JSON; no server and no kernel is needed to run one that only uses Python. The tests
 run them with the same function and compare what they show with what is stored.
