@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket.flower import _model as models
-    from privmarket.simulation import _result as statements
+    from privmarket.simulation import _model_file as model_files, _result as statements
     from privmarket.simulation._own_records import OwnRecords
     from privmarket.simulation._result import ClientStatement
     from privmarket.tasks import Task
 else:
     models = late("privmarket.flower._model")
+    model_files = late("privmarket.simulation._model_file")
     statements = late("privmarket.simulation._result")
 
 SUMMARY_LOG = "flwr.privmarket"
@@ -128,7 +129,7 @@ class MarketResult:
 
     def save_model(self, path: str | Path) -> Path:
         """Writes the model to a .safetensors file, and a JSON card beside it; see `privmarket predict`."""
-        return models.save_model(self, path)
+        return model_files.write_model(self.model, _model_card(self), path)
 
     def statement(self, client: str) -> ClientStatement:
         """What one client would be given: its sales, its pay, and what they add up to.
@@ -273,6 +274,33 @@ class MarketResult:
     def save(self, path: Path) -> None:
         """Writes the JSON in one step: whoever sees the file sees all of it."""
         write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def _model_card(result: MarketResult) -> dict[str, object]:
+    """What the card of a run's model says, as JSON data: what it is, what it cost, what its making released."""
+    task = result.task
+    settings = result.settings
+    if task is not None:
+        card = model_files.task_card(task)
+        score = {"name": task.score.name, "better": task.score.direction}
+    else:
+        assert result.build is not None
+        card = model_files.module_card(result.build, "a Flower run")
+        score = {"name": "accuracy", "better": "higher"}
+    return {
+        **card,
+        "score": score | {"before": result.score_before, "after": result.score},
+        "money": sum(result.paid_micro.values()) / MICRO,
+        "rounds": len(result.records),
+        "privacy": {
+            "unit": "record" if task is None else task.unit,
+            "delta": settings.delta,
+            "trust": settings.trust,
+            "honest_share": settings.honest_share if settings.trust == "aggregate" else None,
+            "largest_epsilon": _finite(max(result.epsilon_spent.values(), default=0.0)),
+        },
+        "settings": settings.to_json(),
+    }
 
 
 def result_places(context: Context | None, place: Path | str | None = None) -> list[Path]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 
+from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.tasks import Pipeline, TargetScale, builder_from_json
+from privmarket.tasks import Pipeline, TargetScale, builder_from_json, builder_to_json
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from privmarket.tasks import Task
 
 
 FORMAT = "privmarket-model-1"
@@ -45,6 +48,42 @@ def write_model(module: nn.Module, card: Mapping[str, object], path: str | Path)
     write_atomically(place, content)
     write_atomically(card_path(place), json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return place
+
+
+def task_card(task: Task) -> dict[str, object]:
+    """The part of a card that says what a task's model is used for, as JSON data."""
+    inputs = task.private.inputs
+    return {
+        "format": FORMAT,
+        "privmarket": __version__,
+        "task": task.name,
+        "goal": task.goal,
+        "classes": list(task.classes),
+        "inputs": {"shape": list(inputs.shape[1:]), "type": str(inputs.dtype)},
+        "target": _target_card(task.target),
+        "pipeline": None if task.pipeline is None else task.pipeline.to_json(),
+        "model": builder_to_json(task.model),
+    }
+
+
+def module_card(build: Callable[[], nn.Module], name: str) -> dict[str, object]:
+    """The same for a module of an app that knows no task: its records and its outputs are the app's business."""
+    return {
+        "format": FORMAT,
+        "privmarket": __version__,
+        "task": name,
+        "goal": "own",
+        "classes": [],
+        "inputs": {"shape": [], "type": "float32"},
+        "target": _target_card(TargetScale()),
+        "pipeline": None,
+        "model": builder_to_json(build),
+    }
+
+
+def _target_card(target: TargetScale) -> dict[str, float | None]:
+    """How outputs become numbers; what is infinite is null."""
+    return {name: value if math.isfinite(value) else None for name, value in asdict(target).items()}
 
 
 def checked_path(path: str | Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from privmarket import __version__
 from privmarket._counted import counted
 from privmarket._lazy import late, require
 from privmarket.errors import DataError
@@ -496,15 +494,7 @@ def model_card(result: RunResult) -> dict[str, object]:
     task = result.task
     config = result.config
     return {
-        "format": model_files.FORMAT,
-        "privmarket": __version__,
-        "task": task.name,
-        "goal": task.goal,
-        "classes": list(task.classes),
-        "inputs": {"shape": list(task.private.inputs.shape[1:]), "type": str(task.private.inputs.dtype)},
-        "target": {name: value if math.isfinite(value) else None for name, value in asdict(task.target).items()},
-        "pipeline": None if task.pipeline is None else task.pipeline.to_json(),
-        "model": models.builder_to_json(task.model),
+        **model_files.task_card(task),
         "score": {
             "name": task.score.name,
             "better": task.score.direction,
