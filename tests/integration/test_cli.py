@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from html import unescape
 
 import pytest
 
@@ -92,6 +93,117 @@ def test_audit_takes_past_bids(bids):
         "--profiles", 1, "--json",
     )  # fmt: skip
     assert json.loads(done.stdout)["scenario"] == "bids"
+
+
+RULES = """
+import numpy as np
+
+from privmarket.market import BudgetFeasible, Regret, Truthful
+
+
+def pay_as_bid(bids, budget):
+    share = min(1.0, budget / float((bids.valuation * bids.epsilon).sum()))
+    return share * bids.epsilon, share * bids.epsilon * bids.valuation
+
+
+pay_as_bid.guarantees = (BudgetFeasible(), Truthful(in_="valuation"))
+
+
+def lottery(bids, budget, rng):
+    sold = np.zeros(bids.clients)
+    winner = rng.integers(bids.clients)
+    sold[winner] = min(bids.epsilon[winner], budget)
+    return sold, sold
+
+
+lottery.guarantees = (BudgetFeasible(),)
+
+
+class Halves:
+    def __call__(self, mechanism, types, budget, rng):
+        return Regret(np.ones(types.shape), types.valuation, types.epsilon / 2)
+"""
+SMALL = ("--clients", 6, "--budget", 3, "--profiles", 2)
+
+
+@pytest.fixture
+def rules(tmp_path):
+    (tmp_path / "my_rules.py").write_text(RULES)
+    return tmp_path
+
+
+def printed_by(code, folder):
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def test_a_broken_rule_is_convicted_with_a_witness_that_anybody_can_run_again(rules):
+    audit = ("audit", "--mechanism", "my_rules.py:pay_as_bid", *SMALL, "--attack", "quick")
+    done = run(*audit, "--html", "page.html", cwd=rules)
+    assert done.returncode == 1, done.stderr
+    data = json.loads(run(*audit, "--json", cwd=rules).stdout)
+    check_fields("audit", data)
+    assert data["broken"] == ["truthful in v"]
+    finding = next(one for one in data["findings"] if not one["held"])
+    gain = finding["witness"]["gain"]
+    page = (rules / "page.html").read_text(encoding="utf-8")
+    assert "BROKEN" in page
+    folded = unescape(page.split("<pre>")[1].partition("</pre>")[0])
+    shown = done.stdout.partition("again, in Python:")[2]
+    for code in (finding["replay"], folded, shown):
+        assert printed_by(code, rules) == pytest.approx(gain, rel=1e-6)
+
+
+def test_the_page_of_an_audit_is_written_where_it_was_asked_for(rules):
+    done = run("audit", "--mechanism", "pac", *SMALL, "--attack", "quick", "--html", "out/pac.html", cwd=rules)
+    assert done.returncode == 0, done.stderr
+    assert "written: out/pac.html" in done.stderr
+    page = (rules / "out" / "pac.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "truthful in v" in page
+    assert "BROKEN" not in page
+    refused = run("audit", "--mechanism", "all", *SMALL, "--html", "all.html", cwd=rules)
+    assert refused.returncode == 2
+    assert "--html with --mechanism all" in refused.stderr
+    assert "is a folder" in run("audit", "--mechanism", "pac", *SMALL, "--html", ".", cwd=rules).stderr
+
+
+def test_coins_are_thrown_as_often_as_asked(rules):
+    audit = ("audit", "--mechanism", "my_rules.py:lottery", *SMALL, "--attack", "quick", "--coins", 3)
+    data = json.loads(run(*audit, "--json", cwd=rules).stdout)
+    check_fields("audit", data)
+    assert data["coins"] == data["regret_in_expectation"]["coins"] == 3
+    assert any("3 throws of the coins" in words for words in data["attacks"])
+    assert "3 fresh throws of the coins" in run(*audit, cwd=rules).stdout
+    assert "is not in the range" in run(*audit[:-1], 0, cwd=rules).stderr
+
+
+def test_an_attack_of_ones_own(rules):
+    audit = ("audit", "--mechanism", "pac", *SMALL, "--attack", "my_rules.py:Halves")
+    data = json.loads(run(*audit, "--json", cwd=rules).stdout)
+    assert data["attacks"][0] == "v and ε: Halves"
+    refused = run(*audit[:-1], "my_rules.py:Thirds", cwd=rules)
+    assert refused.returncode == 2
+    assert "Thirds" in refused.stderr
+
+
+def test_rules_side_by_side(rules):
+    compare = ("compare", "my_rules.py:pay_as_bid", "pac", "--scenario", "uniform", "--scenario", "bimodal")
+    files = ("--figure", "c.svg", "--width", 3.4, "--latex", "c.tex", "--csv", "c.csv")
+    done = run(*compare, "--clients", 6, "--profiles", 1, *files, cwd=rules)
+    assert done.returncode == 1, done.stderr
+    assert "pay_as_bid*" in done.stdout
+    assert "promised and seen broken" in " ".join(done.stdout.split())
+    assert "pay\\_as\\_bid$^{*}$" in (rules / "c.tex").read_text()
+    assert (rules / "c.csv").read_text().count("\n") == 5
+    assert "<svg" in (rules / "c.svg").read_text()[:1000]
+    fine = run("compare", "pac", "--clients", 6, "--profiles", 1, "--json", cwd=rules)
+    assert fine.returncode == 0, fine.stderr
+    data = json.loads(fine.stdout)
+    check_fields("compare", data)
+    assert [report["mechanism"] for report in data["reports"]] == ["pac"]
+    wrong = run("compare", "pac", "--clients", 6, "--figure", "c.xyz", cwd=rules)
+    assert wrong.returncode == 2
 
 
 def test_bench_writes_a_figure(tmp_path):

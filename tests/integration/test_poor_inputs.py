@@ -172,7 +172,7 @@ BAD = {
     "audit --mechanism pac --objective aggregate-error:heterogeneity=x": "aggregate-error: parameter 'heterogeneity=x'",
     "audit --mechanism pac --coalition 1 --clients 5 --profiles 1": "Invalid value for '--coalition': 1 is not in the range x>=2.",
     "audit --mechanism pac --coalition -1 --clients 5 --profiles 1": "Invalid value for '--coalition': -1 is not in the range x>=2",
-    "audit --mechanism pac --attack fierce": "No such option '--attack'.",
+    "audit --mechanism pac --attack fierce": "unknown attack 'fierce'",
     "audit --mechanism pac --seed -1 --clients 5 --profiles 1": "Invalid value for '--seed': -1 is not in the range x>=0.",
     "audit --mechanism pac --coalition 50 --clients 5 --profiles 1": "coalitions of 50 among 5 clients",
     "auction bids.csv --budget 1 --mechanism PAC": "did you mean 'pac'?",

@@ -131,6 +131,12 @@ def test_an_own_network_is_trained_resumed_and_the_next_command_works(tmp_path, 
     assert words[:4] == ["privmarket", "audit", "--mechanism", "own net.py:Tiny"]
     attacked = run.invoke(app, [*words[1:], "--profiles", "1", "--json"])
     assert attacked.exit_code == 0, attacked.output
+    assert json.loads(attacked.stdout)["mechanism"] == "Tiny"
+    assert "before training" not in attacked.stderr
+    without = [word for pair in zip(words[2::2], words[3::2], strict=True) if pair[0] != "--set" for word in pair]
+    start = run.invoke(app, ["audit", *without, "--profiles", "1", "--attack", "quick", "--json"])
+    assert json.loads(start.stdout)["mechanism"] == "Tiny:untrained"
+    assert "Tiny:untrained is the network before training; --set weights=FILE" in start.stderr
     assert "--mechanism-set" in federate
 
 

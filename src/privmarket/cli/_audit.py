@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +34,17 @@ from privmarket.market._distributions import (
     independence_test,
 )
 from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Mechanism
 from privmarket.mechanisms import resolve
-from privmarket.reports._comparison import LEGEND, Comparison, audit as run, compare
+from privmarket.mechanisms._registry import UNTRAINED as UNTRAINED_FORM
+from privmarket.reports._comparison import (
+    Comparison,
+    attack_called,
+    audit as run,
+    compare,
+    market_code,
+    rule_code,
+)
 
 _Mechanism = Annotated[
     str,
@@ -44,10 +54,10 @@ _Mechanism = Annotated[
         "table of the registered rules without paper-literal forms.",
     ),
 ]
-_Scenario = Annotated[
+Scenario = Annotated[
     str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
 ]
-_Objective = Annotated[
+Objective = Annotated[
     str,
     typer.Option(help="The buyer's aim: total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3."),
 ]
@@ -56,13 +66,24 @@ _Coalition = Annotated[
 ]
 
 
+Attack = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ATTACK",
+        help="strong, quick, or your own: package.module:Attack or file.py:Attack. [default: strong; quick for "
+        "several rules]",
+    ),
+]
+
+
 def audit(
     mechanism: _Mechanism,
-    scenario: _Scenario = "uniform",
+    scenario: Scenario = "uniform",
     clients: Annotated[int, typer.Option(help="Clients in each market.")] = 100,
     budget: Budget = 50.0,
     profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 20,
-    objective: _Objective = "total-epsilon",
+    objective: Objective = "total-epsilon",
+    attack: Attack = None,
     coalition: _Coalition = None,
     exact: Annotated[
         bool,
@@ -85,9 +106,10 @@ def audit(
 ) -> None:
     """Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.
 
-    The attack is {attack}; the worst that any of them finds counts. It is a lower bound on what a client can gain
-    by a misreport. Ends with exit code 1 if a promise that the rule declares was seen broken; the table then names
-    a client and a report that show it.
+    By default the attack is {attack}; the worst that any of them finds counts.
+    It is a lower bound on what a client can gain by a misreport. Ends with exit code 1 if a promise that the rule
+    declares was seen broken; the table then names a client and a report that show it, and below it stand the lines
+    of Python that run the rule on it again.
 
     [bold]Examples[/bold]
 
@@ -98,6 +120,8 @@ def audit(
       privmarket audit --mechanism proportional-share --scenario past-bids.csv --clients 30 --budget 9 --json
 
       privmarket audit --mechanism pac --coalition 20
+
+      privmarket audit --mechanism csra --attack quick --clients 20 --budget 10
 
       privmarket audit --mechanism two-step --objective aggregate-error:heterogeneity=0.3 --set heterogeneity=0.3
 
@@ -113,10 +137,12 @@ def audit(
         if html is not None:
             raise ConfigurationError("--html with --mechanism all", "give one rule")
         check_writable(out / "auction-comparison.png")
-        _compare_all(distribution, clients, budget, profiles, seed, out, json, exact)
+        _compare_all(distribution, clients, budget, profiles, seed, out, json, exact, attack or "quick")
         return
     # Some rules have settings that are called like options of the audit, such as `objective`.
-    rule = resolve(mechanism, market=MarketFacts.of(distribution), **parse_settings(settings))
+    given = parse_settings(settings)
+    search = attack_called("strong" if attack is None else attack)
+    rule = resolve(mechanism, market=MarketFacts.of(distribution), **given)
     with ProgressBar("attacking", profiles, transient=True) as bar:
         report = run(
             rule,
@@ -126,12 +152,15 @@ def audit(
             profiles=profiles,
             seed=seed,
             objective=objective,
+            attack=search,
             coalition=coalition,
             exact=exact,
             certify=certify,
             coins=coins,
             progress=bar.show,
         )
+    drawn_from = market_code(scenario, independent=independent)
+    report = replace(report, rule_code=rule_code(mechanism, rule, drawn_from, given))
     if html is not None:
         write_atomically(html, report.to_html())
         note(f"written: {html}")
@@ -140,6 +169,10 @@ def audit(
     else:
         print_table(_table(report))
         print_table(_quintile_table(report))
+        if report.witnesses:
+            print(_how_to_replay(report, drawn_from))
+    if getattr(rule, "untrained", False) and not mechanism.endswith(UNTRAINED_FORM):
+        note(untrained_note(rule))
     if report.epsilon_bought == 0:
         note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
     for line in _about_independence(distribution):
@@ -149,7 +182,20 @@ def audit(
 
 
 if audit.__doc__ is not None:  # python -OO has none
-    audit.__doc__ = audit.__doc__.format(attack=LEVELS["strong"].words)
+    audit.__doc__ = audit.__doc__.format(attack=LEVELS["strong"].words[0].removeprefix("v and ε: "))
+
+
+def untrained_note(rule: Mechanism) -> str:
+    """For somebody who named a network of their own and gave no weights."""
+    return f"note: {rule.name} is the network before training; --set weights=FILE audits what training made of it"
+
+
+def _how_to_replay(report: AuditReport, market: str) -> str:
+    """Python that runs the first witness again, its market drawn as the audit drew it."""
+    promise, witness = next(iter(report.witnesses.items()))
+    index = witness.market[0] if witness.market else 0
+    drawn = f"{market}.sample(np.random.default_rng({report.seed}), {report.clients}, ({report.markets},))[{index}]"
+    return f"To run the witness of “{promise}” again, in Python:\n\n{report.replay(promise, market=drawn)}"
 
 
 def _about_independence(distribution: Distribution) -> list[str]:
@@ -176,6 +222,7 @@ def _compare_all(
     out: Path,
     json: bool,
     exact: bool,
+    attack: str,
 ) -> None:
     with Console(stderr=True).status("starting") as status:
         comparison = compare(
@@ -185,12 +232,13 @@ def _compare_all(
             profiles=profiles,
             seed=seed,
             exact=exact,
+            attack=attack,
             progress=lambda name: status.update(f"clearing and attacking {name}"),
         )
     if json:
         print_json({"reports": [report.to_dict() for report in comparison]})
     else:
-        print_table(_comparison_table(comparison))
+        print_table(comparison_table(comparison))
     for why in comparison.skipped:
         note(f"skipped: {why}")
     _figure_of(comparison, out)
@@ -209,8 +257,9 @@ def _figure_of(comparison: Comparison, out: Path) -> None:
         note(f"figure: {path}")
 
 
-def _comparison_table(comparison: Comparison) -> Table:
-    table = Table(title=comparison.title, caption=LEGEND)
+def comparison_table(comparison: Comparison) -> Table:
+    """A comparison for the terminal."""
+    table = Table(title=comparison.title, caption=comparison.legend)
     table.add_column("rule")
     for column in comparison.columns:
         table.add_column(column, justify="right")
@@ -298,6 +347,9 @@ def _table(report: AuditReport) -> Table:
     table.add_row("promises seen broken", ", ".join(report.broken) or "none")
     for promise, witness in report.witnesses.items():
         table.add_row(f"  {promise}", str(witness))
+    table.add_section()
+    for place, words in enumerate(report.attacks):
+        table.add_row("attacks that ran" if place == 0 else "", words)
     return table
 
 

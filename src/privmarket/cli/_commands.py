@@ -37,6 +37,10 @@ COMMANDS = {
         "_audit:audit",
         "Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.",
     ),
+    "compare": (
+        "_compare:compare",
+        "Compare rules, your own among them, on several distributions and sizes: table, LaTeX, CSV, figure.",
+    ),
     "mechanisms": (
         "_mechanisms:mechanisms",
         "List the auction rules with what they promise and the settings that `--set` takes.",

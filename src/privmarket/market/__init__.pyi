@@ -28,7 +28,7 @@ from ._guarantees import (
     WithinOffer as WithinOffer,
     promises_of as promises_of,
 )
-from ._mechanism import Mechanism as Mechanism, Witness as Witness
+from ._mechanism import Mechanism as Mechanism, Witness as Witness, WitnessTypes as WitnessTypes
 from ._menus import POSTED_PRICE as POSTED_PRICE, MenuCurve as MenuCurve
 from ._objectives import (
     AggregateError as AggregateError,
@@ -39,4 +39,4 @@ from ._objectives import (
     objective as objective,
 )
 from ._outcome import Outcome as Outcome
-from ._randomised import RandomisedMechanism as RandomisedMechanism
+from ._randomised import FixedCoins as FixedCoins, RandomisedMechanism as RandomisedMechanism

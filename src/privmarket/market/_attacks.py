@@ -160,6 +160,11 @@ class UpwardAttack:
     offers: int = 40
     neighbours: int = 16
 
+    @property
+    def words(self) -> str:
+        """What it tries."""
+        return f"ε upwards: {self.offers} offers above the own, with values next to other bids"
+
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
         """Tries the offers for every client of `types`, (..., clients); returns each client's best one."""
         reports = (types.replace(epsilon=offer) for offer in self.reported_offers(types))
@@ -299,16 +304,17 @@ class Level:
         joint: misreports of valuation and ε together.
         valuation: misreports of the valuation while ε is truthful.
         epsilon: withheld ε while the valuation is truthful.
-        words: what the first of them tries; empty where it is somebody else's attack.
+        words: what each of them tries.
     """
 
     joint: Attack
     valuation: Attack
     epsilon: Attack
-    words: str = ""
+    words: tuple[str, ...] = ()
 
 
 def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: int) -> Level:
+    ascent = f"{starts} starts of ascent"
     return Level(
         combined(GridAttack(valuations, shares, neighbours), AscentAttack(starts, steps)),
         combined(GridAttack(valuations, 1, neighbours), AscentAttack(starts, steps, over_epsilon=False)),
@@ -316,9 +322,38 @@ def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: in
             GridAttack(over_valuation=False, shares=5 * shares),
             AscentAttack(starts, steps, over_valuation=False),
         ),
-        f"a grid of {valuations} valuations × {shares} offers with values next to other bids, and {starts} starts "
-        "of ascent",
+        (
+            f"v and ε: a grid of {valuations} valuations × {shares} offers with values next to other bids, and "
+            f"{ascent}",
+            f"v alone: a grid of {valuations} valuations with values next to other bids, and {ascent}",
+            f"ε alone: a grid of {5 * shares} offers, and {ascent}",
+        ),
     )
+
+
+def own_level(attack: Attack) -> Level:
+    """An attack on (v, ε) of somebody's own, checked, and the strong ones on v alone and on ε alone."""
+    strong = LEVELS["strong"]
+    name = getattr(attack, "__name__", type(attack).__name__)
+    return Level(_checked(attack, name), strong.valuation, strong.epsilon, (f"v and ε: {name}", *strong.words[1:]))
+
+
+def _checked(attack: Attack, name: str) -> Attack:
+    """The attack with its gains measured again, so that nothing is claimed that the rule does not pay."""
+
+    def run(mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        found = attack(mechanism, types, budget, rng)
+        if not isinstance(found, Regret) or found.gain.shape != types.shape:
+            raise ConfigurationError(
+                f"the attack {name} returned {type(found).__name__}",
+                "return privmarket.market.Regret(gain, valuation, epsilon), each of the shape of the bids",
+            )
+        reports = types.replace(valuation=found.valuation, epsilon=found.epsilon)
+        truth = truthful_utility(mechanism, types, budget)
+        gain = utility_of(mechanism, types, reports, budget) - truth
+        return _truth(types).worst_of(Regret(gain, found.valuation, found.epsilon))
+
+    return run
 
 
 LEVELS: dict[str, Level] = {

@@ -18,7 +18,7 @@ from privmarket._counted import counted
 from privmarket._figures import new_figure, write
 from privmarket._lazy import late
 from privmarket._settings import TOLERANCE
-from privmarket.errors import ConfigurationError, OutcomeError
+from privmarket.errors import ConfigurationError, OutcomeError, UnknownNameError
 from privmarket.market import _attacks as attacks
 from privmarket.market._bids import Array, Bids
 from privmarket.market._bounds import first_best_bound, fluid_bound, one_price_bound, prior_free_reference
@@ -36,10 +36,18 @@ from privmarket.market._guarantees import (
     promises_of,
     shortfall,
 )
-from privmarket.market._mechanism import CoalitionWitness, Finding, Guarantee, Mechanism, Witness
+from privmarket.market._mechanism import (
+    CoalitionWitness,
+    Finding,
+    Guarantee,
+    Mechanism,
+    Witness,
+    WitnessTypes,
+)
 from privmarket.market._objectives import TOTAL_EPSILON, Objective, TotalEpsilon
 from privmarket.market._outcome import Outcome
 from privmarket.market._randomised import ExpectedGain, FixedCoins, RandomisedMechanism, gain_in_expectation
+from privmarket.market._replay import replay_code
 
 if TYPE_CHECKING:
     import pandas
@@ -54,7 +62,8 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>privmarket: audit of {title}</title>
 <style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 24px auto; padding: 0 14px; }}
 table {{ border-collapse: collapse; margin: 18px 0; }}
-td, th {{ text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }}</style></head>
+td, th {{ text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }}
+pre {{ overflow-x: auto; background: #f4f4f4; padding: 10px; }}</style></head>
 <body>{body}</body></html>
 """
 _VALUE_MARKETS = 200
@@ -141,6 +150,8 @@ class AuditReport:
         regret_in_expectation: a randomised rule's gain from misreports of its mean outcome, on fresh coins.
         findings: every promise with its verdict, and a witness where it broke.
         declared: what the mechanism promises; broken: which of these the audit saw broken.
+        attacks: the searches that ran, in words.
+        rule_code: Python that makes the rule, for `replay`; "" where only the caller knows how it is made.
     """
 
     mechanism: str
@@ -183,23 +194,46 @@ class AuditReport:
     findings: tuple[Finding, ...]
     declared: tuple[str, ...]
     broken: tuple[str, ...]
+    attacks: tuple[str, ...]
+    rule_code: str
 
     @property
     def witnesses(self) -> dict[str, Witness | CoalitionWitness]:
         """For each promise that broke, the client (or the coalition) and the report that show it."""
         return {one.promise: one.witness for one in self.findings if one.witness is not None}
 
+    def replay(self, promise: str | None = None, *, market: str = "") -> str:
+        """A few lines of Python that run the rule on a witness again and print what is gained.
+
+        Args:
+            promise: one of `broken`; the first of them if left out.
+            market: Python that makes the market's `Bids`; by default its numbers are written out.
+
+        Raises:
+            UnknownNameError: no witness of that promise was found.
+        """
+        name = next(iter(self.witnesses), "") if promise is None else promise
+        witness = self.witnesses.get(name)
+        if witness is None or witness.types is None:
+            raise UnknownNameError.among("broken promise of this audit", name, self.witnesses)
+        rule = self.rule_code or f"...  # put the audited rule here: {self.mechanism}"
+        return replay_code(name, witness, rule, market)
+
     def to_dict(self) -> dict[str, object]:
-        """The report as JSON data."""
-        return asdict(self)
+        """The report as JSON data; each finding with a witness has the lines of `replay`."""
+        data = asdict(self)
+        for finding in data["findings"]:
+            witnessed = finding["witness"] is not None and finding["witness"]["types"] is not None
+            finding["replay"] = self.replay(finding["promise"]) if witnessed else None
+        return data
 
     def figures(self) -> dict[str, object]:
         """Every figure by name, nested ones as `regret.mean` and so on; without fifths of clients and witnesses."""
         row: dict[str, object] = {}
-        for name, value in self.to_dict().items():
+        for name, value in asdict(self).items():
             if isinstance(value, dict):
                 row.update({f"{name}.{key}": figure for key, figure in value.items()})
-            elif name not in ("quintiles", "findings"):
+            elif name not in ("quintiles", "findings", "rule_code"):
                 row[name] = ", ".join(value) if isinstance(value, tuple | list) else value
         return row
 
@@ -239,6 +273,7 @@ class AuditReport:
                 f"  promises: {', '.join(self.declared) or 'none'}",
                 f"  promises seen broken: {', '.join(self.broken) or 'none'}",
                 *(f"    {promise}: {witness}" for promise, witness in self.witnesses.items()),
+                f"  attacks: {'; '.join(self.attacks)}",
             )
         )
 
@@ -267,7 +302,17 @@ class AuditReport:
         gain_head = ("misreports of", "mean gain over mean pay", "largest")
         return (
             f"<h3>{escape(title)}</h3>{_html_table((), facts)}{_html_table(gain_head, gains)}"
-            f"{_html_table(('promise', 'verdict', 'witness'), promises)}"
+            f"{_html_table(('promise', 'verdict', 'witness'), promises)}{self._replays()}"
+            f"<p>Attacks that ran: {escape('; '.join(self.attacks))}.</p>"
+        )
+
+    def _replays(self) -> str:
+        """The lines that replay each witness, folded away."""
+        return "".join(
+            f"<details><summary>Run the witness of “{escape(promise)}” again, in Python</summary>"
+            f"<pre>{escape(self.replay(promise))}</pre></details>"
+            for promise, witness in self.witnesses.items()
+            if witness.types is not None
         )
 
     def to_html(self) -> str:
@@ -357,8 +402,7 @@ def audit(
         coins: how often the coins of a randomised rule are thrown: each throw is attacked as a rule of its own,
             and their mean is attacked in expectation.
     """
-    strong = attacks.LEVELS["strong"]
-    level = attack if isinstance(attack, attacks.Level) else attacks.Level(attack, strong.valuation, strong.epsilon)
+    level = attack if isinstance(attack, attacks.Level) else attacks.own_level(attack)
     if clients < 1 or profiles < 1 or coins < 1:
         raise ConfigurationError(
             f"{clients} clients, {profiles} profiles, {coins} coins", "give at least 1 of each"
@@ -391,7 +435,10 @@ def audit(
     paid = float(outcome.payment.mean())
     gains = {direction: np.stack([one.gain for one in each]) for direction, each in found.items()}
     summaries = {direction: _summary(gain, paid) for direction, gain in gains.items()}
-    findings = _findings(mechanism, thrown, types, outcome, budget, found, summaries["joint"], rng)
+    findings = tuple(
+        _with_types(finding, types, budget, thrown)
+        for finding in _findings(mechanism, thrown, types, outcome, budget, found, summaries["joint"], rng)
+    )
     expected = None
     if isinstance(mechanism, RandomisedMechanism):
         expected = gain_in_expectation(mechanism, types[0], budget, level.joint, coins, seed)
@@ -423,7 +470,19 @@ def audit(
         findings=findings,
         declared=tuple(promise.label for promise in mechanism.guarantees),
         broken=tuple(finding.promise for finding in findings if not finding.held),
+        attacks=(*level.words, upward.words, *_further_attacks(coalition, expected)),
+        rule_code="",
     )
+
+
+def _further_attacks(coalition: int | None, expected: ExpectedGain | None) -> list[str]:
+    """The searches that not every audit runs, in words."""
+    said = []
+    if coalition is not None:
+        said.append(f"joint misreports of coalitions of {coalition}")
+    if expected is not None:
+        said.append(f"misreports of the mean outcome over {counted(expected.coins, 'throw')} of the coins")
+    return said
 
 
 def _thrown(mechanism: Mechanism, coins: int, seed: int) -> list[Mechanism]:
@@ -602,6 +661,17 @@ def _findings(
         told = any(one.promise in alone and not one.held for one in findings)
         findings = [one for one in findings if one.promise != implied.label or not (told or one.held)]
     return tuple(findings)
+
+
+def _with_types(finding: Finding, types: Bids, budget: float, thrown: list[Mechanism]) -> Finding:
+    """The finding with the whole market in its witness, so that the rule can be run on it again."""
+    witness = finding.witness
+    if witness is None:
+        return finding
+    index = witness.market[0] if witness.market else 0
+    rule = thrown[index % len(thrown)]
+    coins = rule.seed if isinstance(rule, FixedCoins) else None
+    return replace(finding, witness=replace(witness, types=WitnessTypes.of(types[index], float(budget), coins)))
 
 
 def _worst_market(found: list[attacks.Regret]) -> int:

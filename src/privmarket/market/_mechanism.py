@@ -8,7 +8,7 @@ that same declaration.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,36 @@ _CHUNK_CELLS = 2_000_000
 
 
 @dataclass(frozen=True)
+class WitnessTypes:
+    """The market of a witness in full, so that the rule can be run on it again.
+
+    Attributes:
+        valuation, epsilon: the true types of all clients.
+        data_size, accuracy: the same of what rules may know besides; None where the market has none.
+        budget: money of the market.
+        coins: of a rule that throws coins, the seed of the throw; else None.
+    """
+
+    valuation: tuple[float, ...]
+    epsilon: tuple[float, ...]
+    data_size: tuple[float, ...] | None
+    accuracy: tuple[float, ...] | None
+    budget: float
+    coins: int | None = None
+
+    @staticmethod
+    def of(market: Bids, budget: float, coins: int | None = None) -> WitnessTypes:
+        """The types of one market, (clients,)."""
+
+        def row(column: Array | None) -> tuple[float, ...] | None:
+            return None if column is None else tuple(column.tolist())
+
+        valuation = tuple(market.valuation.tolist())
+        epsilon = tuple(market.epsilon.tolist())
+        return WitnessTypes(valuation, epsilon, row(market.data_size), row(market.accuracy), budget, coins)
+
+
+@dataclass(frozen=True)
 class Witness:
     """One client of one market that shows how a promise breaks: anybody can run the rule on it again.
 
@@ -33,6 +63,7 @@ class Witness:
         reported_valuation, reported_epsilon: what it reported; its type where the truth already breaks the promise.
         sold, paid: what the rule gave it for that report.
         gain: money gained over the truth; for a promise about outcomes, money short or too much.
+        types: the whole market, where an audit found it.
     """
 
     market: tuple[int, ...]
@@ -44,6 +75,7 @@ class Witness:
     sold: float
     paid: float
     gain: float
+    types: WitnessTypes | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         if self.client is None:
@@ -70,6 +102,7 @@ class CoalitionWitness:
         valuation, epsilon: the members' true types.
         reported_valuation, reported_epsilon: what they report.
         gain: money that they gain over the truth, all together.
+        types: the whole market, where an audit found it.
     """
 
     market: tuple[int, ...]
@@ -79,6 +112,7 @@ class CoalitionWitness:
     reported_valuation: tuple[float, ...]
     reported_epsilon: tuple[float, ...]
     gain: float
+    types: WitnessTypes | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         def pairs(valuations: tuple[float, ...], epsilons: tuple[float, ...]) -> str:
@@ -180,17 +214,17 @@ class Mechanism(ABC):
                 f"{self.name}: clear returned {type(outcome).__name__}, not an Outcome",
                 "return privmarket.Outcome(epsilon, payment)",
             )
-        for field in ("epsilon", "payment"):
-            array = getattr(outcome, field)
+        for name in ("epsilon", "payment"):
+            array = getattr(outcome, name)
             if array.shape != bids.shape:
                 raise OutcomeError(
-                    f"{self.name}: {field} has shape {array.shape} where the bids have {bids.shape}",
+                    f"{self.name}: {name} has shape {array.shape} where the bids have {bids.shape}",
                     "give one number per client and market",
                 )
             # min and max carry a NaN along, and every comparison with it is false.
             if not (array.min() >= 0 and array.max() < np.inf):
                 bad = ~((array >= 0) & (array < np.inf))
-                raise self._refusal(bad, field, array, bids, "finite and at least 0")
+                raise self._refusal(bad, name, array, bids, "finite and at least 0")
         if not self.sells_beyond_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
             above = is_beyond(outcome.epsilon, bids.epsilon)
             if above.any():

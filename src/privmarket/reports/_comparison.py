@@ -6,9 +6,10 @@ This is what `privmarket.audit` and `privmarket.compare` are.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from html import escape
+from inspect import isclass, signature
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import Objective, objective as named_objective
 from privmarket.mechanisms import Rule, mechanism_names, resolve
+from privmarket.mechanisms._function_rule import FunctionRule, RandomisedFunctionRule
+from privmarket.mechanisms._registry import named_object
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 else:
     pandas = late("pandas")
+
+
+AttackLike = str | attacks.Attack | type[attacks.Attack] | attacks.Level
+"""`quick` or `strong`, `file.py:Attack` or `package.module:Attack`, an attack's class, or an attack."""
 
 
 def audit(
@@ -46,7 +53,7 @@ def audit(
     profiles: int = 20,
     seed: int = 0,
     objective: str | Objective = "total-epsilon",
-    attack: str | attacks.Attack | attacks.Level = "strong",
+    attack: AttackLike = "strong",
     coalition: int | None = None,
     exact: bool = False,
     certify: bool = False,
@@ -65,7 +72,8 @@ def audit(
         budget: money per market.
         profiles: markets to attack; the other figures are averaged over more.
         objective: what the buyer wants: `total-epsilon`, `aggregation-error` or `aggregate-error`, or an objective.
-        attack: `strong`, `quick`, or an attack of your own.
+        attack: `strong`, `quick`, or an attack of your own: `file.py:Attack`, `package.module:Attack`, its class or
+            an object (see `market.Attack`). Beside your own, the strong attacks on v alone and on ε alone run.
         coalition: also search joint misreports of coalitions of so many clients.
         exact: also compare with the best truthful rule on a grid of types, for at most 4 clients.
         certify: also bound from above what any misreport can gain, for menus and network rules.
@@ -75,14 +83,15 @@ def audit(
         settings: settings of the rule.
     """
     distribution = distribution_of(scenario)
-    return audit_mechanism(
-        resolve(rule, market=MarketFacts.of(distribution), **settings),
+    mechanism = resolve(rule, market=MarketFacts.of(distribution), **settings)
+    report = audit_mechanism(
+        mechanism,
         distribution,
         clients,
         budget,
         profiles=profiles,
         seed=seed,
-        attack=_attack(attack),
+        attack=attack_called(attack),
         objective=named_objective(objective) if isinstance(objective, str) else objective,
         coalition=coalition,
         exact=exact,
@@ -90,6 +99,47 @@ def audit(
         coins=coins,
         progress=progress,
     )
+    return replace(report, rule_code=rule_code(rule, mechanism, market_code(scenario), settings))
+
+
+def market_code(scenario: Source, *, independent: bool = False) -> str:
+    """Python that makes the distribution; "" where its words do not say how."""
+    if not isinstance(scenario, str | Path):
+        return ""
+    return f"pm.market.distribution({str(scenario)!r}{', independent=True' if independent else ''})"
+
+
+def rule_code(rule: Rule, made: Mechanism, market: str, settings: Mapping[str, object]) -> str:
+    """Python that makes the rule of an audit anew: an import where it needs one, and an expression.
+
+    "" where no text says how, as for an object.
+
+    Args:
+        rule: as it was given.
+        made: the mechanism that it resolved to.
+        market: Python that makes the distribution, see `market_code`.
+    """
+    before = ""
+    if isinstance(rule, str):
+        called = repr(rule)
+    elif isinstance(rule, Mechanism):
+        return ""
+    else:
+        called = getattr(rule, "__qualname__", "<")
+        if "<" in called:  # a local class or a lambda: known where it was written, and nowhere else
+            return ""
+        if rule.__module__ != "__main__":
+            before = f"from {rule.__module__} import {called.partition('.')[0]}\n"
+    told: tuple[str, ...] = made.market_facts
+    if isinstance(made, FunctionRule | RandomisedFunctionRule):
+        told = tuple(one.name for one in fields(MarketFacts) if one.name in made.settings)
+    words = [called]
+    if set(told) - set(settings):
+        if not market:
+            return ""
+        words.append(f"market=pm.MarketFacts.of({market})")
+    words += [f"{name}={value!r}" for name, value in settings.items()]
+    return f"{before}pm.mechanisms.resolve({', '.join(words)})"
 
 
 def compare(
@@ -104,7 +154,7 @@ def compare(
     profiles: int = 20,
     seed: int = 0,
     objective: str | Objective = "total-epsilon",
-    attack: str | attacks.Attack | attacks.Level = "quick",
+    attack: AttackLike = "quick",
     exact: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
@@ -184,12 +234,36 @@ def _resolved(
     return made
 
 
-def _attack(given: str | attacks.Attack | attacks.Level) -> attacks.Attack | attacks.Level:
-    if not isinstance(given, str):
+def attack_called(given: AttackLike) -> attacks.Attack | attacks.Level:
+    """The attack that a name or a class means.
+
+    Raises:
+        ConfigurationError: it is no attack.
+        UnknownNameError: there is no attack of that name.
+    """
+    if isinstance(given, attacks.Level):
         return given
-    if given not in attacks.LEVELS:
-        raise UnknownNameError.among("attack", given, attacks.LEVELS)
-    return attacks.LEVELS[given]
+    if isinstance(given, str) and given in attacks.LEVELS:
+        return attacks.LEVELS[given]
+    if isinstance(given, str) and ":" not in given:
+        unknown = UnknownNameError.among("attack", given, attacks.LEVELS)
+        raise UnknownNameError(unknown.message, f"{unknown.hint}, or give one of your own as file.py:Attack")
+    found: Any = named_object("attack", given) if isinstance(given, str) else given
+    if isclass(found):
+        try:
+            found = found()
+        except TypeError as error:
+            raise ConfigurationError(
+                f"attack {found.__name__} cannot be made: {error}", "give every argument of __init__ a default"
+            ) from error
+    try:
+        signature(found).bind(None, None, None, None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{given!r} is no attack: {error}", "write __call__(self, mechanism, types, budget, rng) -> Regret"
+        ) from error
+    own: attacks.Attack = found
+    return own
 
 
 COLUMNS = ("bought ε", "spent", "surplus", "worst misreport", "underpaid", "over budget", "over offer", "of fluid")
@@ -260,11 +334,20 @@ class Comparison:
         if len(self.markets) > 1:
             distributions = ", ".join(dict.fromkeys(distribution for distribution, _ in self.markets))
             sizes = ", ".join(str(size) for size in dict.fromkeys(size for _, size in self.markets))
-            return f"{distributions}; {sizes} clients; {depth} each"
+            return f"{distributions}; {sizes} clients; {self._budgets}{depth} each"
         return (
             f"{first.scenario}: {counted(first.clients, 'client')}, budget {first.budget:g}, "
             f"fluid bound {first.fluid_bound:.4g}; {depth}"
         )
+
+    @property
+    def _budgets(self) -> str:
+        """The money of all markets in words, where it is one figure, in all or per client."""
+        totals = {f"{report.budget:g}" for report in self.reports}
+        per_client = {f"{report.budget / report.clients:g}" for report in self.reports}
+        if len(totals) == 1:
+            return f"budget {totals.pop()}; "
+        return f"budget {per_client.pop()} per client; " if len(per_client) == 1 else ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -279,6 +362,24 @@ class Comparison:
         optimum = "of optimum" in self.columns
         return [cell.row(with_market=several, with_optimum=optimum) for cell in self.cells()]
 
+    @property
+    def broken(self) -> dict[str, tuple[str, ...]]:
+        """For each rule that broke promises of its own, which: tables and figures mark its name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for cell in self.cells():
+            if cell.broken:
+                found[cell.rule] = tuple(dict.fromkeys((*found.get(cell.rule, ()), *cell.broken)))
+        return found
+
+    @property
+    def legend(self) -> str:
+        """What stands below a table: what its columns mean, and which rule broke which promise."""
+        return " ".join([LEGEND, *self._breaches()])
+
+    def _breaches(self) -> list[str]:
+        broken = "; ".join(f"{rule}: {', '.join(promises)}" for rule, promises in self.broken.items())
+        return [f"{MARK} promised and seen broken: {broken}."] if broken else []
+
     def table(self) -> str:
         """The comparison as plain text."""
         lines = [("rule", *self.columns), *self.rows()]
@@ -290,7 +391,8 @@ class Comparison:
             )
             for line in lines
         ]
-        return "\n".join([self.title, *body, LEGEND, *(f"skipped: {why}" for why in self.skipped)])
+        skipped = (f"skipped: {why}" for why in self.skipped)
+        return "\n".join([self.title, *body, LEGEND, *self._breaches(), *skipped])
 
     def __str__(self) -> str:
         return self.table()
@@ -300,17 +402,22 @@ class Comparison:
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows()
         )
         head = "".join(f"<th>{escape(name)}</th>" for name in ("rule", *self.columns))
-        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{cells}</table>"
+        breaches = "".join(f"<p>{escape(line)}</p>" for line in self._breaches())
+        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{cells}</table>{breaches}"
 
     def to_latex(self) -> str:
-        """The table as a LaTeX `tabular` for the package booktabs; intervals as ±."""
+        """The table as a LaTeX `tabular` for the package booktabs; intervals as ±.
+
+        A rule that broke a promise of its own has a star; a comment below says which promise.
+        """
         lines = [_latex_row(("rule", *self.columns)), *(_latex_row(row) for row in self.rows())]
         head, *body = lines
         columns = "l" + "r" * len(self.columns)
         inner = "\n".join(body)
+        below = "".join(f"% {line}\n" for line in self._breaches())
         return (
             f"% {self.title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{inner}\n"
-            "\\bottomrule\n\\end{tabular}\n"
+            f"\\bottomrule\n\\end{{tabular}}\n{below}"
         )
 
     def to_csv(self, path: str | Path | None = None) -> str:
@@ -360,6 +467,16 @@ class Cell:
         return self.reports[0].mechanism
 
     @property
+    def broken(self) -> tuple[str, ...]:
+        """The promises of the rule that were seen broken with any of the seeds."""
+        return tuple(dict.fromkeys(promise for report in self.reports for promise in report.broken))
+
+    @property
+    def marked(self) -> str:
+        """The rule's name, with a mark if it broke a promise of its own."""
+        return f"{self.rule}{MARK if self.broken else ''}"
+
+    @property
     def market(self) -> tuple[str, int]:
         """(scenario, clients)."""
         return self.reports[0].scenario, self.reports[0].clients
@@ -396,7 +513,7 @@ class Cell:
         where = (self.market[0], str(self.market[1])) if with_market else ()
         best = (number("optimum_ratio", 3),) if with_optimum else ()
         return (
-            self.rule,
+            self.marked,
             *where,
             number("epsilon_bought", 1),
             number("spend", 2),
@@ -414,14 +531,13 @@ LEGEND = (
     "worst misreport: the largest gain found for any client, over the mean payment. "
     "of fluid: ε bought over the fluid bound, the most that a truthful rule buys among many clients."
 )
+MARK = "*"
+"""Behind the name of a rule that broke a promise of its own."""
 
 
 def _latex_row(cells: tuple[str, ...]) -> str:
-    escaped = [
-        cell.replace("%", "\\%").replace("_", "\\_").replace(" ± ", " $\\pm$ ").replace("ε", "$\\varepsilon$")
-        for cell in cells
-    ]
-    return " & ".join(escaped) + " \\\\"
+    line = " & ".join(cells).replace("%", "\\%").replace("_", "\\_").replace(MARK, "$^{*}$")
+    return line.replace(" ± ", " $\\pm$ ").replace("ε", "$\\varepsilon$") + " \\\\"
 
 
 # Gains below this share of the mean payment are drawn as none.
@@ -429,7 +545,8 @@ _FLOOR = 1e-4
 _VALUE = "ε bought / fluid bound"
 _INCENTIVE = "worst misreport / mean pay"
 _GAIN_TICKS = {1e-4: "none", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%", 10.0: "1,000%"}
-_BROKEN = "hatched: passes its budget, or pays less than a client's cost"
+_BROKEN_PROMISE = f"{MARK} breaks a promise of its own"
+_BEYOND = "passes its budget, or pays less than a client's cost"
 # Below this width, in inches, panels stand below each other.
 _NARROW = 5.0
 
@@ -444,7 +561,7 @@ def _figure(comparison: Comparison, width: float) -> Figure:
     return _lines(comparison, width)
 
 
-def _keeps_promises(cell: Cell) -> bool:
+def _within(cell: Cell) -> bool:
     """Whether a rule never passed its budget and never paid less than a cost."""
     return cell.mean("rationality_violations") == 0 and cell.mean("budget_violations") == 0
 
@@ -470,7 +587,7 @@ def _bars(comparison: Comparison, width: float) -> Figure:
     value, incentive = made.subplots(2, 1) if narrow else made.subplots(1, 2, sharey=True)
     longest = 1.0
     for row, cell in enumerate(cells):
-        kept = _keeps_promises(cell)
+        kept = _within(cell)
         shade = own_look(cell.rule, rules.index(cell.rule))["color"]
         style: dict[str, Any] = {"color": shade, "height": 0.66, "alpha": 0.9}
         style |= {"edgecolor": "white", "hatch": None if kept else "////"}
@@ -493,12 +610,12 @@ def _bars(comparison: Comparison, width: float) -> Figure:
     incentive.set_xticks([1e-4, 1e-2, 1, 100], ["0.01%", "1%", "100%", "10,000%"])
     incentive.minorticks_off()
     for axes in (value, incentive):
-        axes.set_yticks(range(len(cells)), [cell.rule for cell in cells])
+        axes.set_yticks(range(len(cells)), [cell.marked for cell in cells])
         axes.set_ylim(-0.6, len(cells) - 0.4)
         _tidy(axes, "x")
     first = comparison.reports[0]
     made.suptitle(f"{first.scenario}, {counted(first.clients, 'client')}, budget {first.budget:g}", fontsize=8)
-    _say_broken(made, cells)
+    _say_broken(made, cells, narrow)
     return made
 
 
@@ -612,12 +729,14 @@ def _rules(comparison: Comparison) -> list[str]:
 
 
 def _legend(made: Figure, axes: Axes, comparison: Comparison, rules: Sequence[str], narrow: bool) -> None:
-    """Below the panels; a rule that breaks its budget or underpays says so beside its name."""
-    broken = {cell.rule for cell in comparison.cells() if not _keeps_promises(cell)}
+    """Below the panels; a rule that breaks a promise, passes its budget or underpays says so beside its name."""
+    broken = comparison.broken
+    beyond = {cell.rule for cell in comparison.cells() if not _within(cell)}
     handles, names = axes.get_legend_handles_labels()
-    called = [f"{name}*" if name in broken else name for name in names]
+    called = [f"{name}{MARK if name in broken else ''}{'†' if name in beyond else ''}" for name in names]
     columns = 2 if narrow else min(len(rules), 4)
-    title = "* passes its budget, or pays less than a client's cost" if broken else None
+    said = [*([_BROKEN_PROMISE] if broken else []), *([f"† {_BEYOND}"] if beyond else [])]
+    title = ("\n" if narrow else "; ").join(said) or None
     made.legend(
         handles,
         called,
@@ -630,6 +749,9 @@ def _legend(made: Figure, axes: Axes, comparison: Comparison, rules: Sequence[st
     )
 
 
-def _say_broken(made: Figure, cells: Sequence[Cell]) -> None:
-    if not all(_keeps_promises(cell) for cell in cells):
-        made.supxlabel(_BROKEN, fontsize=7)
+def _say_broken(made: Figure, cells: Sequence[Cell], narrow: bool) -> None:
+    said = [_BROKEN_PROMISE] if any(cell.broken for cell in cells) else []
+    if not all(_within(cell) for cell in cells):
+        said.append(f"hatched: {_BEYOND}")
+    if said:
+        made.supxlabel(("\n" if narrow else "; ").join(said), fontsize=7)

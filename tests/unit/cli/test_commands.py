@@ -28,7 +28,7 @@ def test_the_table_has_the_first_line_of_the_commands_own_help(name):
 
 def test_the_audit_says_how_strong_its_attack_is():
     said = " ".join((load("audit").help or "").split())
-    assert f"The attack is {LEVELS['strong'].words}; the worst" in said
+    assert f"the attack is {LEVELS['strong'].words[0].removeprefix('v and ε: ')}; the worst" in said
     grid = GridAttack()  # what the strong attack uses
     assert f"a grid of {grid.valuations} valuations × {grid.shares} offers" in said
 

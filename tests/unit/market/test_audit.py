@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from xml.etree import ElementTree
 
@@ -10,8 +11,8 @@ import pytest
 
 import privmarket as pm
 from privmarket._settings import TOLERANCE
-from privmarket.errors import ConfigurationError
-from privmarket.market._attacks import LEVELS, GridAttack
+from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
+from privmarket.market._attacks import LEVELS, GridAttack, Regret
 from privmarket.market._audit import audit, beyond_rounding, gain_shares, judge, underpaid_share
 from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import ApproximatelyTruthful, Truthful, WithinOffer
@@ -67,6 +68,96 @@ def test_a_witness_can_be_run_again():
     assert witness.reported_epsilon == witness.epsilon
     assert lied.payment[witness.client] == witness.paid
     assert lied.utility(types)[witness.client] - truth == pytest.approx(witness.gain)
+
+
+@pytest.mark.parametrize("cls", [*BROKEN, ClaimsCollusionProof], ids=lambda cls: cls.name)
+def test_the_lines_of_a_replay_print_the_gain(cls, capsys):
+    report = pm.audit(cls, scenario="uniform", clients=6, budget=3.0, profiles=2, attack="quick")
+    assert report.broken
+    for promise, finding in zip(
+        report.witnesses, [one for one in report.to_dict()["findings"] if one["witness"]], strict=True
+    ):
+        lines = report.replay(promise)
+        assert finding["replay"] == lines
+        assert escape(lines) in report.to_html()
+        exec(compile(lines, "replay", "exec"), {})
+        gain = report.witnesses[promise].gain
+        assert float(capsys.readouterr().out) == pytest.approx(gain, rel=1e-6)
+        assert gain > 0
+
+
+def test_a_rule_that_throws_coins_is_replayed_with_its_coins(capsys):
+    report = pm.audit(lottery, scenario="uniform", clients=5, budget=2.0, profiles=2, attack="quick", coins=3)
+    witness = report.witnesses["truthful in v"]
+    assert witness.types.coins is not None
+    # A function without text that makes it: the reader puts it in.
+    local = replace(report, rule_code="")
+    assert "rule = ...  # put the audited rule here: lottery" in local.replay()
+    exec(compile(report.replay(), "replay", "exec"), {})
+    assert float(capsys.readouterr().out) == pytest.approx(witness.gain, rel=1e-6)
+
+
+def lottery(bids, budget, rng):
+    """Pays one client by lot what it asks."""
+    sold = np.zeros(bids.clients)
+    winner = rng.integers(bids.clients)
+    sold[winner] = min(bids.epsilon[winner], budget / max(bids.valuation[winner], 1e-9))
+    return sold, sold * bids.valuation
+
+
+lottery.guarantees = (Truthful("valuation"),)
+
+
+def test_an_unbroken_rule_has_nothing_to_replay():
+    report = pm.audit("mean-field-menu", clients=6, budget=3.0, profiles=1, attack="quick")
+    with pytest.raises(UnknownNameError, match="broken promise"):
+        report.replay("truthful in v")
+    with pytest.raises(UnknownNameError, match="broken promise"):
+        report.replay()
+
+
+def test_an_audit_says_which_attacks_ran():
+    report = pm.audit("pac", clients=6, budget=3.0, profiles=1, attack="quick", coalition=2)
+    assert [words.partition(":")[0] for words in report.attacks] == [
+        "v and ε", "v alone", "ε alone", "ε upwards", "joint misreports of coalitions of 2",
+    ]  # fmt: skip
+    assert "21 valuations × 6 offers" in report.attacks[0]
+    assert report.attacks[0] in str(report)
+    assert escape(report.attacks[0]) in report.to_html()
+
+
+class Boastful:
+    """Doubles every price, and claims a gain that the rule does not pay."""
+
+    def __call__(self, mechanism, types, budget, rng):
+        return Regret(np.full(types.shape, 1e6), 2 * types.valuation, types.epsilon)
+
+
+def test_the_gains_of_an_own_attack_are_measured_again():
+    report = pm.audit("mean-field-menu", clients=6, budget=3.0, profiles=1, attack=Boastful)
+    assert report.attacks[0] == "v and ε: Boastful"
+    assert report.regret.maximum <= 1e-9
+    found = pm.audit(FirstPrice, clients=6, budget=3.0, profiles=1, attack=Boastful())
+    assert 0 < found.regret.maximum < 10
+
+
+def wrong_shape(mechanism, types, budget, rng):
+    return Regret(np.zeros(3), np.zeros(3), np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (wrong_shape, "wrong_shape returned Regret"),
+        (lambda rule, types: None, "no attack"),
+        ("fierce", "file.py:Attack"),
+        ("nowhere.py:Attack", "cannot be imported"),
+    ],
+)
+def test_what_is_no_attack_is_refused(attack, words):
+    with pytest.raises(PrivmarketError) as refused:
+        pm.audit("pac", clients=6, budget=3.0, profiles=1, attack=attack)
+    assert words in str(refused.value)
 
 
 def test_a_lie_about_v_does_not_convict_the_promise_about_epsilon():

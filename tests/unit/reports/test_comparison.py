@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import t
+from tests.laws.broken import FirstPrice
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
@@ -68,6 +69,35 @@ def test_latex_and_csv(found, tmp_path):
     rows = list(csv.DictReader(StringIO((tmp_path / "rules.csv").read_text())))
     assert text.count("\n") == len(rows) + 1 == len(found) + 1
     assert float(rows[0]["regret.mean"]) == found.reports[0].regret.mean
+
+
+def test_a_rule_that_breaks_its_promise_is_marked_everywhere():
+    found = pm.compare([FirstPrice, "vcg"], clients=[6, 8], profiles=1)
+    assert found.broken == {"broken:first-price": ("truthful in v",)}
+    assert {row[0] for row in found.rows()} == {"broken:first-price*", "vcg"}
+    said = "promised and seen broken: broken:first-price: truthful in v"
+    assert said in found.table()
+    assert said in found._repr_html_()
+    assert said in found.to_latex()
+    assert "broken:first-price$^{*}$ &" in found.to_latex()
+    rows = list(csv.DictReader(StringIO(found.to_csv())))
+    assert {(row["mechanism"], row["broken"]) for row in rows} == {
+        ("broken:first-price", "truthful in v"),
+        ("vcg", ""),
+    }
+    legend = found.plot().legends[0]
+    # vcg promises nothing about the budget, and passes it.
+    assert [text.get_text() for text in legend.get_texts()] == ["broken:first-price*", "vcg†"]
+    assert "breaks a promise of its own" in legend.get_title().get_text()
+    bars = pm.compare([FirstPrice, "pac"], clients=6, profiles=1).plot(width=3.4)
+    names = [label.get_text() for label in bars.axes[0].get_yticklabels()]
+    assert sorted(names) == ["broken:first-price*", "pac"]
+    assert "breaks a promise" in bars.get_supxlabel()
+
+
+def test_rules_that_keep_their_promises_have_no_mark(found):
+    assert found.broken == {}
+    assert "*" not in found.table() + found.to_latex()
 
 
 def in_view(value, limits):

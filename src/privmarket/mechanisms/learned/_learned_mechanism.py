@@ -80,11 +80,12 @@ class LearnedMechanism(Mechanism):
             for dtype in (torch.float32, torch.float64)
         }
         self.guarantees = self.kept_by_construction
-        if untrained:
+        self.untrained = untrained or stored.facts.get("steps_done") == 0
+        if self.untrained:
             self.name = f"{self.name}:untrained"  # type: ignore[misc]
         elif max_regret := stored.facts.get("measured", {}).get("max_regret"):
             self.guarantees = (*self.kept_by_construction, ApproximatelyTruthful(float(max_regret)))
-        self._warned = untrained
+        self._warned = self.untrained
 
     @classmethod
     def _stored(cls, weights: str | Path | None) -> Weights:
@@ -122,13 +123,14 @@ class LearnedMechanism(Mechanism):
             return
         low, high = trained["budget_over_valuations"]
         mean = np.maximum(bids.valuation.mean(axis=-1, keepdims=True), 1e-300)
-        relative = budget / bids.clients / mean
+        typical = float(np.median(budget / bids.clients / mean))
+        # The mean valuation of n clients varies by about 1/√n, so a market of the trained kind may lie beyond.
+        slack = 1.0 + 2.0 / bids.clients**0.5
         few, many = trained["clients"]
         outside = []
-        if np.any(relative < low) or np.any(relative > high):
-            worst = float(relative.min() if np.any(relative < low) else relative.max())
+        if not low / slack <= typical <= high * slack:
             outside.append(
-                f"a budget of {worst:.3g} per client and mean valuation, trained on {low:.3g} to {high:.3g}"
+                f"a budget of {typical:.3g} per client and mean valuation, trained on {low:.3g} to {high:.3g}"
             )
         if not few <= bids.clients <= many:
             outside.append(f"{bids.clients} clients, trained on {few} to {many}")
@@ -145,7 +147,8 @@ class LearnedMechanism(Mechanism):
 class NetworkMechanism(LearnedMechanism):
     """The mechanism of any network that has `forward`; a deviation is a whole new auction.
 
-    `network_mechanism(MyNetwork)` makes this class for a network of your own. Without weights it is untrained.
+    `network_mechanism(MyNetwork)` makes this class for a network of your own. Without weights it is untrained, and
+    called so.
     """
 
     _last: tuple[Bids, Array, Markets, Encoding] | None = None
@@ -156,7 +159,8 @@ class NetworkMechanism(LearnedMechanism):
             return super()._stored(weights)
         start = new_network(cls.network_class, {}, seed=0)
         arrays = {name: tensor.detach().numpy() for name, tensor in start.state_dict().items()}
-        return Weights(cls.name, arrays, {"network": start.settings(), "seed": 0, "epsilon_max": EPSILON_MAX})
+        facts = {"network": start.settings(), "seed": 0, "epsilon_max": EPSILON_MAX, "steps_done": 0}
+        return Weights(cls.name, arrays, facts)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """What each client would get if it alone reported `reports[i]`, as the network answers deviations."""

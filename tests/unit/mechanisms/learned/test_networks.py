@@ -174,5 +174,6 @@ def test_a_network_that_breaks_the_contract_is_told_how(network_class, message):
 
 def test_a_network_is_a_rule_wherever_one_is_taken():
     report = pm.audit(Rows, scenario="uniform", clients=4, budget=2.0, profiles=1, attack="quick")
+    assert report.mechanism == "Rows:untrained"  # no weights were given
     assert report.broken == ()
     assert report.regret.maximum_share > 0.01

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Bids
 from privmarket.market._distributions import EmpiricalDistribution, scenario
@@ -136,6 +137,25 @@ def test_training_for_one_market_serves_it_without_a_warning(tmp_path):
         rule.run(types, 5.0)
     with pytest.warns(OutsideTraining):
         rule.run(types, 50.0)
+
+
+def test_many_markets_of_the_trained_kind_raise_no_warning():
+    """Among thousands of small markets some lie beyond every market that training drew."""
+    made = pm.train(
+        "regretnet", distribution="uniform", clients=6, budget=3.0, steps=1, rows=60, progress=False,
+        settings={"network.hidden": 8},
+    )  # fmt: skip
+    types = pm.scenario("uniform").sample(np.random.default_rng(1), 6, (5000,))
+    _, high = made.mechanism.facts["trained_for"]["budget_over_valuations"]
+    relative = 0.5 / types.valuation.mean(-1)
+    assert relative.max() > high
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.mechanism.run(types, 3.0)
+        for market in np.argsort(relative)[::250]:
+            made.mechanism.run(types[market], 3.0)
+    with pytest.warns(OutsideTraining, match="trained on"):
+        made.mechanism.run(types, 30.0)
 
 
 def test_settings_change_a_recipe_by_dotted_names():
