@@ -164,6 +164,10 @@ class NetworkMechanism(LearnedMechanism):
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """What each client would get if it alone reported `reports[i]`, as the network answers deviations."""
+        return self.unilateral_of(bids.clients, bids, reports, budget)
+
+    def unilateral_of(self, first: int, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """`unilateral` for the first so many clients, (..., first): a deviation costs a whole auction."""
         reports.refuse_above(self.epsilon_max)
         column = budget_column(budget, bids.shape)
         dtype = torch.float64 if bids.valuation.size <= FLOAT64_ROWS else torch.float32
@@ -172,10 +176,13 @@ class NetworkMechanism(LearnedMechanism):
         answer = from_bids(reports, column, self.epsilon_max, dtype)
         step = self._deviators_at_once(markets)
         parts = []
-        for start in range(0, bids.clients, step):
-            who = torch.arange(start, min(start + step, bids.clients))
+        for start in range(0, first, step):
+            who = torch.arange(start, min(start + step, first))
             parts.append(network.deviate(encoded, markets, answer.valuation[:, who], answer.epsilon[:, who], who))
         trade = Trade(torch.cat([p.epsilon for p in parts], -1), torch.cat([p.payment for p in parts], -1))
+        if first < bids.clients:
+            bids = bids[..., :first]
+            reports = reports[..., :first]
         return settle(trade, bids, reports, column, guard=False)
 
     def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
