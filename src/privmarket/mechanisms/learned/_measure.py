@@ -114,13 +114,15 @@ def measure(
         else:
             assert isinstance(rule, NetworkMechanism)
             gain = attack(FirstClients(rule, first), types, budget, rng).gain[..., :first]
+        bought = value(rule, distribution, clients, budget, seed)
         row: CaseRow = {
             "scenario": distribution.name,
             "clients": clients,
             "budget": budget,
             "profiles": profiles,
             "regret_share": float(gain.mean() / merit.mean_payment),
-            **value(rule, distribution, clients, budget, seed),
+            "fluid_ratio": bought["fluid_ratio"],
+            "fluid_ratio_error": bought["fluid_ratio_error"],
             "spend_over_budget": merit.spend / budget,
             "underpaid": merit.underpaid,
             "over_budget": merit.over_budget,
