@@ -42,6 +42,23 @@ def test_rounds_computed_again_are_counted(tmp_path):
     assert "1,200 rounds were computed a second time from nothing: 1,199 of them" in render(tmp_path / "kept")
 
 
+@pytest.mark.parametrize(("accuracy", "rounds", "short"), [(0.5, 200, True), (0.95, 200, False), (0.5, 7, False)])
+def test_what_selling_everything_comes_to(tmp_path, accuracy, rounds, short):
+    shutil.copytree(FOLDER, tmp_path / "kept")
+    for alpha in (0.5, 0.1):
+        source = tmp_path / "kept" / "runs" / f"mnist-{alpha}-printed-seed-0.json"
+        found = json.loads(source.read_text(encoding="utf-8"))
+        found["run"]["reading"] = "sold-out"
+        found |= {"accuracy": [accuracy] * rounds, "left_out": [0] * rounds, "norm": [1.0] * rounds}
+        target = tmp_path / "kept" / "runs" / f"mnist-{alpha}-sold-out-seed-0.json"
+        target.write_text(json.dumps(found), encoding="utf-8")
+    page = render(tmp_path / "kept")
+    assert f"{100 * accuracy:.1f} % after {rounds} rounds at α = 0.1" in page
+    # Table V: 91.9 and 84.8.
+    assert ("The paper prints 35–42 points more." in page) is short
+    assert ("whatever the rule sells" in page) is short
+
+
 def test_final_accuracy_is_the_mean_of_the_last_five_rounds():
     assert final_accuracy({"accuracy": [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]}) == pytest.approx(30.0)
 

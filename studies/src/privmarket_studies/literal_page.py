@@ -25,17 +25,23 @@ from privmarket_studies.literal_baseline import CRITICS
 from privmarket_studies.literal_runs import EPSILON_MIN, FOLDER, LAST_ROUNDS, READINGS, all_runs
 from privmarket_studies.literal_valuations import LITTLE, PAST_SEEDS, RULES, RUN_ROUNDS
 from privmarket_studies.page_text import table_row
+from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.report import drawn
 from privmarket_studies.reproduce.statistics import Measured, interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Table V of [Sun2026]: mean and standard deviation of the final accuracy, per cent.
-NO_DP = {0.5: 92.6, 0.1: 85.7}
-PRINTED = {("mnist", 0.5): (92.4, 1.1), ("mnist", 0.1): (84.8, 1.0), ("cifar10", 0.5): (36.0, 2.7)}
+# The row of Table V that a reading is to be compared with.
+ROWS = {"printed": "mfg-regretnet", "sold-out": "mfg-pricing"}
 DATASETS = {"mnist": "MNIST, MLP", "cifar10": "CIFAR-10, CNN"}
-_COLOURS = {"printed": "#D55E00", "clipped": "#0072B2", "noise-free": "#009E73"}
+_COLOURS = {"printed": "#D55E00", "clipped": "#0072B2", "sold-out": "#CC79A7", "noise-free": "#009E73"}
+
+
+def table_v(row: str, dataset: str, alpha: float) -> tuple[float, float]:
+    """Mean and standard deviation of the final accuracy, per cent, in Table V of [Sun2026]."""
+    found = printed("accuracy").rows[row]
+    return found[f"{dataset}/{alpha}"], found[f"{dataset}/{alpha} std"]
 
 
 class Findings:
@@ -89,9 +95,9 @@ def with_interval(values: Sequence[float], digits: int = 1) -> str:
     return f"{found.mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low}–{high}"
+def _range(values: Sequence[float], spec: str = "") -> str:
+    low, high = (f"{one:{spec}}" for one in (min(values), max(values)))
+    return low if low == high else f"{low}–{high}"
 
 
 def _accuracy_table(found: Findings) -> str:
@@ -114,7 +120,10 @@ def _accuracy_table(found: Findings) -> str:
                 runs = found.of(dataset, alpha, reading.name)
                 if not runs:
                     continue
-                printed = PRINTED.get((dataset, alpha))
+                paper = ""
+                if reading.name in ROWS:
+                    mean, deviation = table_v(ROWS[reading.name], dataset, alpha)
+                    paper = f"{mean} ± {deviation} (`{ROWS[reading.name]}`)"
                 left_out = [
                     _range([run["left_out"][min(at, len(run["left_out"]) - 1)] for run in runs])
                     for at in (0, 1, 2, 10**6)
@@ -128,7 +137,7 @@ def _accuracy_table(found: Findings) -> str:
                         str(len(runs)),
                         f"{rounds} of {runs[0]['run']['rounds']}",
                         with_interval([final_accuracy(run) for run in runs]),
-                        f"{printed[0]} ± {printed[1]}" if printed and reading.name == "printed" else "",
+                        paper,
                         ", ".join(left_out),
                     )
                 )
@@ -159,15 +168,15 @@ def _computed_again(found: Findings) -> str:
 
 
 def _runs_text(found: Findings) -> str:
-    printed = [run for run in found.runs if run["run"]["reading"] == "printed"]
-    mnist = [run for run in printed if run["run"]["dataset"] == "mnist"]
-    markets = [run["market"] for run in printed]
+    as_printed = [run for run in found.runs if run["run"]["reading"] == "printed"]
+    mnist = [run for run in as_printed if run["run"]["dataset"] == "mnist"]
+    markets = [run["market"] for run in as_printed]
     plain = found.of("mnist", 0.5, "noise-free")
     return _filled(
         "runs",
         table=_accuracy_table(found),
         last_rounds=LAST_ROUNDS,
-        best=f"{max(final_accuracy(run) for run in printed):.1f}",
+        best=f"{max(final_accuracy(run) for run in as_printed):.1f}",
         sold=with_interval([one["epsilon_sold"] for one in markets], 2),
         offered=with_interval([one["epsilon_offered"] for one in markets], 0),
         below=_range([one["below_floor"] for one in markets]),
@@ -177,10 +186,11 @@ def _runs_text(found: Findings) -> str:
         first_norm=with_interval([run["norm"][0] for run in mnist], 0),
         clipped=_clipped_sentence(found),
         without=_noise_free_sentence(found),
-        printed_mild=PRINTED["mnist", 0.5][0],
-        printed_severe=PRINTED["mnist", 0.1][0],
-        no_dp_mild=NO_DP[0.5],
-        no_dp_severe=NO_DP[0.1],
+        sold_out=_sold_out(found),
+        printed_mild=table_v("mfg-regretnet", "mnist", 0.5)[0],
+        printed_severe=table_v("mfg-regretnet", "mnist", 0.1)[0],
+        no_dp_mild=table_v("no-dp", "mnist", 0.5)[0],
+        no_dp_severe=table_v("no-dp", "mnist", 0.1)[0],
         epsilon_min=EPSILON_MIN,
         records=_range([size for run in mnist for size in run["records_per_client"]]),
         hours=f"{sum(run['processor_seconds'] for run in found.runs) / 3600:.1f}",
@@ -199,6 +209,28 @@ def _reached(found: Findings, reading: str) -> str:
             accuracy = with_interval([final_accuracy(run) for run in runs])
             parts.append(f"{accuracy} % after {rounds} rounds at α = {alpha}")
     return " and ".join(parts)
+
+
+def _sold_out(found: Findings) -> dict[str, object] | None:
+    """The figures of the reading in which everybody sells everything; None if it has not begun on MNIST."""
+    runs = [run for alpha in (0.5, 0.1) for run in found.of("mnist", alpha, "sold-out")]
+    if not runs:
+        return None
+    short = [
+        table_v("mfg-pricing", "mnist", run["run"]["alpha"])[0] - final_accuracy(run)
+        for run in runs
+        if len(run["accuracy"]) == run["run"]["rounds"]
+    ]
+    markets = [run["market"] for run in runs]
+    return {
+        "sold": _range([one["epsilon_sold"] for one in markets], ".0f"),
+        "underpaid": _range([one["underpaid"] for one in markets]),
+        "sigma": _range([one["sigma_of_average"] for one in markets], ".2f"),
+        # Weights of the first layer start uniform between ±1/√784.
+        "fresh": f"{(3 * 784) ** -0.5:.2f}",
+        "reached": _reached(found, "sold-out"),
+        "short": _range(short, ".0f") if len(short) == len(runs) and min(short) > 0 else "",
+    }
 
 
 def _clipped_sentence(found: Findings) -> str:
@@ -410,7 +442,7 @@ def draw(folder: Path = FOLDER) -> None:
                     lw=1.0,
                     label=reading.name.replace("-", " ") if number == 0 else None,
                 )
-        mean, deviation = PRINTED[dataset, alpha]
+        mean, deviation = table_v("mfg-regretnet", dataset, alpha)
         axes.axhspan(mean - deviation, mean + deviation, color="#999999", alpha=0.4, label="the paper's Table V")
         axes.axhline(10.0, color="black", lw=0.6, ls=":", label="guessing")
         axes.set(xscale="log", xlim=(0.9, 220), ylim=(0, 100), xlabel="round")

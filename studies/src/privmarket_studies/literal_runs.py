@@ -62,12 +62,14 @@ class Reading:
         says: what is done, for the page.
         has_noise: whether the noise of Algorithm 2 is added.
         clip_norm: of a batch's gradient in local training; None clips nothing.
+        rule: clears the auction.
     """
 
     name: str
     says: str
     has_noise: bool
     clip_norm: float | None
+    rule: str = RULE
 
 
 READINGS = {
@@ -75,6 +77,7 @@ READINGS = {
     for one in (
         Reading("printed", "Algorithm 2 as printed", True, None),
         Reading("clipped", "the same, every batch's gradient clipped to Table III's norm of 1", True, 1.0),
+        Reading("sold-out", "as printed, but everybody sells all it offers", True, None, "mfg-pricing:literal"),
         Reading("noise-free", "as printed, the noise left out", False, None),
     )
 }
@@ -107,6 +110,7 @@ def all_runs() -> list[LiteralRun]:
     alphas = (0.5, 0.1)
     made = [LiteralRun("mnist", alpha, seed, "printed", 200) for seed in range(5) for alpha in alphas]
     made += [LiteralRun("mnist", alpha, 0, "noise-free", 200) for alpha in alphas]
+    made += [LiteralRun("mnist", alpha, 0, "sold-out", 200) for alpha in alphas]
     made += [LiteralRun("cifar10", 0.5, seed, "printed", 200) for seed in (0, 1)]
     made += [LiteralRun("mnist", alpha, 0, "clipped", 200) for alpha in alphas]
     made += [LiteralRun("cifar10", 0.5, 0, "noise-free", 50)]
@@ -128,10 +132,10 @@ class Market:
 
     @classmethod
     def of(cls, run: LiteralRun, task: Task) -> Market:
-        """The auction of a run's clients."""
+        """The auction of a run's clients, by its reading's rule."""
         drawn = pm.scenario("uniform").sample(np.random.default_rng([run.seed, _TYPES]), run.clients)
         bids = Bids(drawn.valuation, drawn.epsilon, data_size=task.sizes.astype(np.float64))
-        outcome = pm.mechanism(RULE).run(bids, run.budget)
+        outcome = pm.mechanism(READINGS[run.reading].rule).run(bids, run.budget)
         return cls(bids, outcome.epsilon, outcome.payment)
 
     def sigma(self) -> NDArray[np.float64]:
@@ -294,7 +298,7 @@ def _keep(run: LiteralRun, federation: LiteralFederation, records: dict[str, Any
     """Writes what is known of a run so far."""
     found = {
         "run": asdict(run),
-        "rule": RULE,
+        "rule": federation.reading.rule,
         "market": federation.market.figures(),
         "parameters": federation.model.parameters,
         "records_per_client": [int(federation.task.sizes.min()), int(federation.task.sizes.max())],
