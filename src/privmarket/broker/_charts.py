@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from markupsafe import Markup
 from sqlalchemy import Connection
 
 from privmarket import _svg as svg
@@ -34,12 +33,12 @@ class Chart:
 
     Attributes:
         title: what it shows.
-        drawing: its HTML.
+        drawing: its HTML, in which all words are escaped.
         strip: as wide as the page, and low.
     """
 
     title: str
-    drawing: Markup
+    drawing: str
     strip: bool = False
 
 
@@ -56,20 +55,16 @@ def _line(
     """One line, beside another chart."""
     x, y = zip(*points, strict=True)
     drawn = svg.Line(y_title, x, y, "line", stairs=stairs, area=True)
-    return Chart(
-        title,
-        Markup(
-            svg.line_chart(
-                [drawn],
-                x_title=x_title,
-                y_title=y_title,
-                y_text=_short,
-                levels=levels,
-                x_ends=x_ends,
-                width=svg.HALF_WIDTH,
-            )
-        ),
+    drawing = svg.line_chart(
+        [drawn],
+        x_title=x_title,
+        y_title=y_title,
+        y_text=_short,
+        levels=levels,
+        x_ends=x_ends,
+        width=svg.HALF_WIDTH,
     )
+    return Chart(title, drawing)
 
 
 def _short(value: float) -> str:
@@ -138,7 +133,7 @@ def who_sells(connection: Connection, actor: Actor, round_: RoundAnswer) -> Char
         svg.Dots("does not sell, at the price it asked", lost, "lost"),
     ]
     drawn = svg.scatter(groups, x_title="ε", y_title="price", width=svg.HALF_WIDTH)
-    return Chart("Price per unit of ε against ε", Markup(drawn))
+    return Chart("Price per unit of ε against ε", drawn)
 
 
 def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[float, float, str]]:
@@ -167,7 +162,7 @@ def where_the_budget_went(round_: RoundAnswer) -> Chart:
 def _strip(title: str, parts: Sequence[tuple[str, int, str]]) -> Chart:
     """An amount of money cut into parts: (name, micro-units, colour) each."""
     shown = [(name, float(micro), rounded_money(micro), colour) for name, micro, colour in parts]
-    return Chart(title, Markup(svg.strip(shown)), strip=True)
+    return Chart(title, svg.strip(shown), strip=True)
 
 
 def score_against_spending(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
@@ -209,7 +204,7 @@ def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
         y_text=_short,
         width=svg.HALF_WIDTH,
     )
-    return Chart("Paid per round, of the budget", Markup(drawn))
+    return Chart("Paid per round, of the budget", drawn)
 
 
 def price_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
@@ -286,7 +281,7 @@ def wallets_left(wallets_of: Mapping[str, WalletAnswer]) -> Chart | None:
         notes=[f"{share:.0f} % of {cap:g}" for share, cap in zip(used, caps, strict=True)],
         width=svg.HALF_WIDTH,
     )
-    return Chart("Used of each lifetime cap on ε", Markup(drawn))
+    return Chart("Used of each lifetime cap on ε", drawn)
 
 
 def own_spending(connection: Connection, seller_id: str) -> Chart | None:
