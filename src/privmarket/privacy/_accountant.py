@@ -1,9 +1,9 @@
 """What a sequence of releases costs together, by two accountants.
 
-*Rényi accounting* (`RdpAccountant`, `composed_epsilon`) works sale by sale and for many clients at once. A cost
-is a row of numbers that add up under composition: the Rényi divergence at each order of `ORDERS`, and in a last
-column the squared parameter μ² of Gaussian differential privacy. Each column alone bounds ε, so the smallest
-bound holds. (So does ε at δ = 0, in one more column, for releases that have one; Gaussian ones have none.)
+*Rényi accounting* (`RdpAccountant`, `composed_epsilon`) works sale by sale and for many clients at once. The cost
+of a release is a row of numbers that add up under composition: the Rényi divergence at each order of `ORDERS`, the
+squared parameter μ² of Gaussian differential privacy, and ε at δ = 0 (infinite for Gaussian releases). Each column
+alone gives an upper bound on ε, so the smallest bound holds.
 
 *Privacy loss distributions* (`certify`) give tight figures about a finished list of releases: ε at δ, how often a
 guess "was this record used?" can be right, and ε at δ when several records belong to one person.
@@ -51,7 +51,7 @@ ORDERS: Array = np.array(
 )
 ORDERS.setflags(write=False)
 
-# Below, an integral is summed; from here on, orders are whole and the binomial sum is exact.
+# Orders below this one are integrated numerically. From here on orders are whole, and a binomial sum is exact.
 _FIRST_BINOMIAL = 11.0
 _SUMMED = ORDERS[ORDERS < _FIRST_BINOMIAL]
 _WHOLE = ORDERS[ORDERS >= _FIRST_BINOMIAL].astype(np.int64)
@@ -61,17 +61,19 @@ GAUSSIAN = ORDERS.size  # the column of μ²
 PURE = ORDERS.size + 1  # the column of ε at δ = 0
 COLUMNS = ORDERS.size + 2
 
-# How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
+# How finely privacy losses are binned. Binning is pessimistic: wider bins give a larger ε, never one below the
+# truth.
 _BINS_PER_EPSILON = 1500
 _MAX_BINS_PER_EPSILON = 200_000
 _BINS_PER_STEP = 4
 
-# Costs of releases already met, and the row of each: a round of a thousand clients is one lookup. Noise multipliers
-# come from a grid, so a long run meets few different releases; both are emptied when there are too many.
+# The costs of releases met so far, one row each, so that a round of a thousand clients is one lookup. Noise
+# multipliers come from a grid, so a long run meets few different releases. Both are emptied when there are too
+# many.
 _COSTS: Array = np.empty((0, COLUMNS))
 _ROW_OF: dict[Release | None, int] = {}
 _MAX_ROWS = 50_000
-# What stands for a cost that is not known: more than any wallet's limit, and still a number.
+# Stands for a cost that is not known. It exceeds every wallet's limit and is still finite.
 _UNKNOWN_COST = 1e200
 _LOCK = threading.Lock()
 
@@ -114,7 +116,7 @@ def epsilon_from_divergence(divergence: ArrayLike, delta: float) -> Array:
 
 
 def conversion_cost(order: ArrayLike, delta: float) -> Array:
-    """What turning ρ(α) into ε at δ adds: ε = ρ(α) + cost. Negative for some large orders."""
+    """ε − ρ(α) when the Rényi divergence at order α is converted to ε at δ; negative for some large orders."""
     a = np.asarray(order, dtype=np.float64)
     return np.log1p(-1.0 / a) - np.log(delta * a) / (a - 1.0)
 
@@ -174,8 +176,8 @@ def release_costs(events: Sequence[Release | None]) -> Array:
 def epsilon_of_cost(cost: Array, delta: float = DELTA) -> Array:
     """ε at δ of a cost, (..., columns) → (...,): the smallest of the Rényi, the Gaussian and the pure bound.
 
-    The Gaussian one is exact for full-batch releases, and far too large for sampled ones. The pure one, a
-    sum of ε, is finite where every release has an ε at δ = 0, and then the best for a few of them.
+    The Gaussian bound is exact for full-batch releases and far too large for sampled ones. The pure bound, a sum
+    of ε, is finite if every release has an ε at δ = 0, and is then the best one for a few releases.
     """
     require_delta(delta)
     renyi = epsilon_from_divergence(cost[..., :GAUSSIAN], delta)
@@ -195,7 +197,7 @@ def renyi_epsilon(events: Iterable[Release | None], delta: float = DELTA) -> flo
 
 
 class Accountant(Protocol):
-    """What an accountant can do: the two methods that dp-accounting's have too. Own ones need no more."""
+    """The two methods of an accountant, named as in dp-accounting. An accountant of your own needs no others."""
 
     def compose(self, event: Release, count: int = 1) -> object:
         """Adds `count` releases, each at least as private as `event`, to what was released."""
@@ -208,7 +210,8 @@ class RdpAccountant:
     """What one client's releases cost together, by Rényi accounting: `compose`, then `get_epsilon`.
 
     It composes and is asked like dp-accounting's `RdpAccountant`, for the releases of this package. Full-batch
-    Gaussian releases are also counted by μ², which is exact for them; so its ε is never above dp-accounting's.
+    Gaussian releases are also counted by μ², which is exact for them, so its ε is never above the one that
+    dp-accounting reports.
     """
 
     def __init__(self) -> None:
@@ -225,7 +228,7 @@ class RdpAccountant:
 
 
 class PldAccountant:
-    """The same by privacy loss distributions: tighter, and slower for sampled releases."""
+    """What one client's releases cost together, by privacy loss distributions: tighter, but slower when sampled."""
 
     def __init__(self) -> None:
         self._counts: dict[Release, int] = {}
@@ -253,7 +256,7 @@ class PldAccountant:
 class RdpAccountants:
     """The Rényi accountants of many clients, composed together.
 
-    The list of events is what counts; the totals are a cache that can be computed again from it (`recomputed`).
+    The list of events is the record; the totals are a cache that can be computed again from it (`recomputed`).
 
     Attributes:
         cost: (clients, columns) what each client has released so far.
@@ -309,11 +312,11 @@ class RdpAccountants:
 def accounted_epsilon(
     events: Iterable[Release | None], delta: float = DELTA, *, accountant: str | Callable[[], Accountant] = "rdp"
 ) -> float:
-    """ε at δ of all the releases together, by the accountant that is named.
+    """ε at δ of all the releases together, by the accountant of your choice.
 
     Args:
         accountant: "rdp", "pld", a class of your own, or where to import one from, as `package.module:Class`. It is
-            made without arguments. That its ε is an upper bound is its own claim.
+            made without arguments. Nothing here checks that its ε is an upper bound.
     """
     require_delta(delta)
     make = _accountant_class(accountant) if isinstance(accountant, str) else accountant
@@ -350,9 +353,9 @@ def require_count(count: int) -> None:
 
 
 def _remember(missing: Sequence[Release | None], events: Sequence[Release | None]) -> None:
-    """Computes the costs of missing releases, in one pass for all of a sampling rate, and keeps them.
+    """Computes the costs of `missing` releases, in one pass per sampling rate, and keeps them.
 
-    Where that would be too many, all are forgotten and those of `events` are computed anew.
+    If that makes too many rows, all are dropped and those of `events` are computed again.
     """
     global _COSTS
     if len(_ROW_OF) + len(missing) > _MAX_ROWS:
@@ -422,15 +425,14 @@ def certify(
     unit: str = "record",
     arithmetic: str = "exact",
 ) -> Certificate:
-    """What all the releases together tell about one unit: its contribution present, or zeroed out.
+    """How much all the releases together reveal about one unit: whether its contribution was present or zeroed out.
 
     Both accountants give upper bounds on ε, so the smaller one holds. `guess_accuracy` comes from the whole loss
     distribution, which is far tighter than what (ε, δ) alone says.
 
     Implements: privacy loss distributions of [KoskelaEtAl2020] with the discretisation of
     [DoroshenkoEtAl2022], by dp-accounting; Rényi accounting of [Mironov2017].
-    Assumes: the list of noise multipliers did not depend on earlier outputs. Where it did, a wallet's cap is
-    what holds.
+    Assumes: the noise multipliers did not depend on earlier outputs. If they did, only a wallet's cap holds.
     """
     require_delta(delta)
     rdp = renyi_epsilon(events, delta)
@@ -467,7 +469,7 @@ def group_epsilon(events: Sequence[Release | None], delta: float = DELTA, *, rec
     return _epsilon_and_advantage(tuple(step_counts(events).items()), delta, guess=bound, records=records)[0]
 
 
-@lru_cache(maxsize=256)  # an account and its promise ask the same
+@lru_cache(maxsize=256)  # an account and its promise ask for the same figures
 def _epsilon_and_advantage(
     counted: tuple[tuple[Step | OtherRelease, int], ...], delta: float, guess: float, records: int = 1
 ) -> tuple[float, float]:
@@ -520,10 +522,11 @@ def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistributio
 
 
 def _bin_width(steps: Sequence[Step], others: Sequence[OtherRelease], total: float, records: int = 1) -> float:
-    """Fine against the total ε and against the spread of each step's loss, which the bins widen.
+    """The bin width of the losses: small against the total ε and against the spread of each step's loss.
 
     The loss of a sampled step has standard deviation near q·√(e^(1/σ²) − 1), that of a group at least `records`
-    times that; a bin of h adds up to h²/4. A group's bins are dear, so they are as wide as its losses are.
+    times as much, and bins of width h add up to h²/4 to its variance. The distribution of a group takes long to
+    compute, so its bins are as wide as its losses allow.
     """
     spreads = [s.sampling_rate * math.sqrt(math.expm1(min(s.noise_multiplier**-2, 50.0))) for s in steps]
     # The divergence of a small order is about half of the losses' variance.

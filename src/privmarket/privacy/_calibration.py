@@ -40,21 +40,22 @@ pld = late("dp_accounting.pld.privacy_loss_distribution")
 
 # Neighbours on the grid differ by a factor 2^(1/64): a lookup adds at most 1.1 % noise.
 _PER_OCTAVE = 64
-# The ε that a table covers; below, `ReleaseFamily` falls back to closed-form bounds, above, it over-noises.
+# The range of ε that a table covers. Below it `ReleaseFamily` uses closed-form bounds, above it more noise than
+# needed.
 EPSILON_MIN = 0.02
 EPSILON_MAX = 20.0
 _FORMAT = "privmarket-noise-table-2"
 # This share of δ is kept for finite arithmetic; tables are computed at the rest.
 ARITHMETIC_SHARE = 2.0**-10
 
-# Releases of so many parameters are covered by the share of δ that is kept for finite arithmetic.
+# The share of δ that is kept for finite arithmetic suffices for releases of up to this many parameters.
 _MOST_PARAMETERS = 2**28
-# Below this closed forms of δ lose their digits in float64.
+# Below this value the closed forms of δ lose precision in float64.
 _SMALLEST_DELTA = 1e-15
 
 
 class Schedule(Protocol):
-    """Whatever says how often a client draws records and adds noise: a training, an event, a sale, a task."""
+    """Anything with a sampling rate and a number of noisy steps: a training, an event, a sale, a task."""
 
     @property
     def sampling_rate(self) -> float:
@@ -67,7 +68,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class ReleaseFamily:
-    """The releases that a client sells in a round: all that is open is how much noise they carry.
+    """The releases that a client may sell in a round. They differ only in how much noise they carry.
 
     The promise: everything released in the round is (ε, δ)-DP for one unit (a record or a person) being blanked,
     in the arithmetic that runs. Under Poisson sampling that needs the same noise as adding or removing it.
@@ -154,7 +155,7 @@ class ReleaseFamily:
         return noise, self.epsilon(noise)
 
     def release(self, noise_multiplier: float) -> PrivacyEvent:
-        """The release of this family that carries so much noise."""
+        """The release of this family with this noise multiplier."""
         return PrivacyEvent(noise_multiplier, self.sampling_rate, self.steps)
 
     def event(self, epsilon: float) -> PrivacyEvent:
@@ -223,7 +224,7 @@ def release_epsilon(event: PrivacyEvent, delta: float = DELTA) -> float:
 
 @dataclass(frozen=True, eq=False)
 class NoiseTable:
-    """ε of one release at every noise multiplier of a stretch of the grid.
+    """ε of one release at every noise multiplier in an interval of the grid.
 
     Attributes:
         noise_multiplier: (points,) ascending, on the grid.
@@ -277,7 +278,7 @@ def is_ready(delta: float, sampling_rate: float, steps: int) -> bool:
 
 
 def build_table(delta: float, sampling_rate: float, steps: int) -> NoiseTable:
-    """Computes a table anew, some seconds. One privacy loss distribution per grid point, no search.
+    """Computes a table anew, from one privacy loss distribution per grid point; takes some seconds.
 
     The ε are those at δ·(1 − ARITHMETIC_SHARE).
     """
@@ -296,8 +297,8 @@ def pld_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, ste
     [DoroshenkoEtAl2022], by dp-accounting.
     Assumes: neighbours differ by adding or removing one record, or by blanking one under Poisson sampling.
     """
-    # The grid of losses follows the size of ε, so every point costs about the same time. Any spacing is an
-    # upper bound; it only decides how tight.
+    # The spacing of the losses follows the size of ε, so every point takes about the same time. Every spacing
+    # gives an upper bound; a finer one a tighter bound.
     one_step = float(sampled_epsilon(noise_multiplier, delta, sampling_rate))
     spacing = float(np.clip(one_step / 100.0, 1e-6, 2e-2))
     loss = pld.from_gaussian_mechanism(
@@ -307,8 +308,8 @@ def pld_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, ste
 
 
 def _grid_for(delta: float, sampling_rate: float, steps: int) -> Array:
-    """(points,) the stretch of the grid on which ε runs from about EPSILON_MAX down to EPSILON_MIN."""
-    # One step at EPSILON_MAX needs less noise than `steps` of them, so it bounds the stretch from below.
+    """(points,) the interval of the grid on which ε falls from about EPSILON_MAX to EPSILON_MIN."""
+    # One step at EPSILON_MAX needs less noise than `steps` of them, so its noise is a lower end of the interval.
     start = float(sampled_noise_multiplier(EPSILON_MAX, delta, sampling_rate))
     low = _last_above(EPSILON_MAX, delta, sampling_rate, steps, start)
     high = low
@@ -338,7 +339,7 @@ def _file_name(delta: float, sampling_rate: float, steps: int) -> str:
 
 
 def _digest(noise: Array, epsilon: Array, delta: float, sampling_rate: float, steps: int) -> str:
-    # With the schedule: a table under another schedule's name is no valid table.
+    # The schedule is part of the digest, so that a table stored under another schedule's name is refused.
     head = f"{_FORMAT} {_PER_OCTAVE} {ARITHMETIC_SHARE!r} {delta!r} {sampling_rate!r} {steps} "
     text = head.encode() + noise.tobytes() + epsilon.tobytes()
     return hashlib.sha256(text).hexdigest()
@@ -347,14 +348,14 @@ def _digest(noise: Array, epsilon: Array, delta: float, sampling_rate: float, st
 def _read(
     place: Path | importlib.resources.abc.Traversable, delta: float, sampling_rate: float, steps: int
 ) -> NoiseTable | None:
-    """The stored table, or None when it is damaged, of another format or another schedule's: built again then."""
+    """The stored table, or None if it is damaged, has another format or belongs to another schedule."""
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             noise = stored["noise_multiplier"]
             epsilon = stored["epsilon"]
             digest = str(stored["digest"])
     except Exception:
-        # A flipped bit surfaces anywhere in zip, zlib or NumPy's header; whatever it raises, the file is bad.
+        # A flipped bit can raise anything in zip, zlib or NumPy's header. Whatever it raises, the file is bad.
         return None
     if digest != _digest(noise, epsilon, delta, sampling_rate, steps):
         return None

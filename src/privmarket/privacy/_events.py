@@ -1,9 +1,9 @@
-"""What was released, as accountants and wallets see it: frozen events, counted in one place.
+"""What was released, in the form that accountants and wallets use: frozen events, counted in one place.
 
-A `PrivacyEvent` is the release that this package trains models with: a number of identical steps of one
-mechanism, a sum over a Poisson sample of the client's records, clipped to norm C each, plus N(0,
-(noise_multiplier · C)²) on every coordinate. The full batch is sampling rate 1. The privacy unit is one record
-(or person) zeroed out, the number of records being public, so the sum's sensitivity is C.
+A `PrivacyEvent` is the release that this package trains models with: a number of identical steps. Each step draws a
+Poisson sample of the client's records, clips the contribution of each to norm C, adds them up, and adds N(0,
+(noise_multiplier · C)²) to every coordinate. The full batch is sampling rate 1. Neighbours differ in one record (or
+person) being zeroed out; the number of records is public, so the sum's sensitivity is C.
 
 Every other release, with other noise, is an `OtherRelease`: a class that states how far apart its outputs are with
 and without one unit. Laplace noise is in `_laplace`; docs/how-to/other-releases.md shows one of your own.
@@ -74,7 +74,7 @@ class OtherRelease(ABC):
     """
 
     stored_name: ClassVar[str] = ""
-    """Under which name stored wallets keep releases of this class: `module:Class` unless it states another."""
+    """The name of this class in stored wallets; `module:Class` unless the class sets another."""
 
     _known: ClassVar[dict[str, type[OtherRelease]]] = {}
 
@@ -101,12 +101,12 @@ class OtherRelease(ABC):
     def loss_distribution(self, spacing: float) -> PrivacyLossDistribution | None:
         """dp-accounting's privacy loss distribution of the release, pessimistic, with losses in bins of `spacing`.
 
-        None where it is not known: ε by loss distributions is then infinite, and Rényi accounting decides.
+        None if it is not known; then ε by loss distributions is infinite, and Rényi accounting is used.
         """
         return None
 
     def for_group(self, records: int) -> OtherRelease | None:
-        """What the release is for a person with so many records, all zeroed out at once; None if not known."""
+        """The same release for a person with this many records, all zeroed out at once; None if not known."""
         return None
 
 
@@ -190,16 +190,16 @@ def from_json(fields: Mapping[str, Any]) -> Release:
 
 
 def require_release(event: object) -> None:
-    """Refuses what is no release: whatever an accountant does not know must not count as free."""
+    """Refuses what is not a release: a thing that an accountant does not know must not count as free."""
     if not isinstance(event, PrivacyEvent | OtherRelease):
         raise PrivacyError(
-            f"{event!r} is no release",
+            f"{event!r} is not a release",
             "give a PrivacyEvent, a LaplaceRelease, or a class derived from OtherRelease",
         )
 
 
 def require_delta(delta: float) -> None:
-    """Refuses a δ that is no probability, or too small for float64 to certify."""
+    """Refuses a δ that is not a probability, or is too small for float64 to certify."""
     if not 1e-12 <= delta <= 0.5:
         raise PrivacyError(
             f"delta is {delta}: must lie between 1e-12 and 0.5",

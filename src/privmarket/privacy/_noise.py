@@ -1,20 +1,20 @@
 """Where noise is drawn: random bits from a cipher, and the exact integer noise that is made of them.
 
 `NoiseSource` is a stream of random bits, AES-128 in counter mode. A statistical generator (NumPy's, torch's) can be
-run backwards from its outputs, and with it the noise that was sold as privacy. Outside tests the key comes from the
-operating system; a seed gives reproducible runs.
+reconstructed from its outputs, and then the noise can be subtracted. Outside tests the key comes from the operating
+system; a seed gives reproducible runs.
 
-`draw_integers` makes integer noise of these bits: whole numbers whose distribution is, to within 2^−109, that of a
-Gaussian rounded to whole numbers. A draw is put together from `levels` digits, N = B₀ + 128·B₁ + 128²·B₂ + …,
+`draw_integers` makes integer noise from these bits: whole numbers whose distribution is, to within 2^−109, that of
+a Gaussian rounded to whole numbers. A draw is put together from `levels` digits, N = B₀ + 128·B₁ + 128²·B₂ + …,
 independent and taken from tables: the lowest is a Gaussian of deviation 256, rounded; the others are discrete
 Gaussians of parameter 256². Since a digit is twice as wide as the step of 128 to the next, their sum is a rounded
 Gaussian again, up to a relative error of 2^−112 (Poisson summation), of deviation s = 256·√(1 + 128² + …): 2^15 for
 two digits, 2^22 for three.
 
 A digit costs 16 random bits. They name one of 65,536 equal cells of the unit interval; where the distribution
-function has no step inside the cell, the digit is decided (97 % of draws). Else 8 further bits decide, where they
-do not 64 more, and where those tie with the step's own bits the last 56. So each digit follows its distribution to
-within 2^−131, and everything is integer arithmetic: equal keys give equal noise on every machine.
+function has no step inside the cell, the digit is decided (97 % of draws). Otherwise 8 further bits are drawn; if
+these do not decide, 64 more; and if these equal the step's own bits, the last 56. So each digit follows its
+distribution to within 2^−131. Everything is integer arithmetic: equal keys give equal noise on every machine.
 
 The float32 normals of `NoiseSource.fill` and `add` (Box–Muller, radius cut at `MAX_RADIUS` = 9.49, which one pair
 in 2^65 would pass) are for experiments: added to floating-point sums they are not private in the last bits,
@@ -58,14 +58,14 @@ MAX_RADIUS = math.sqrt(2 * 65 * math.log(2))
 # Normals made at once: the bits, radii and angles of one chunk stay in the processor's second-level cache.
 _NORMALS = 1 << 17
 _ZEROS = memoryview(bytes(4 * _NORMALS))
-# Below this a 32-bit uniform is too coarse for the tail and gets 32 more bits (one pair in 2^20).
+# A 32-bit uniform below this value is too coarse for the tail and gets 32 more bits (one pair in 2^20).
 _COARSE = np.uint32(1 << 12)
 _LARGEST_UNIFORM = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
 DIGIT_DEVIATION = 256
 RADIX = 128
-# More than five digits would leave the integers that float64 holds exactly.
+# With more than five digits the noise would exceed the integers that float64 holds exactly.
 MIN_LEVELS = 2
 MAX_LEVELS = 5
 # Total-variation distance of a draw from a rounded Gaussian: 4·1.01·2^−112 + 5·2^−131, lemmas 2 and 3 of the page.
@@ -82,7 +82,7 @@ CHUNK = 1 << 15
 
 # Digits up to 14.2 deviations: beyond, a discrete Gaussian of parameter 256² has less than 2^−144.
 _REACH = 3640
-# A table entry below −_REACH is no digit: it is −2^15 plus the number of the open cell.
+# A table entry below −_REACH is not a digit: it is −2^15 plus the number of the open cell.
 _OPEN = -(2**15)
 _CELL_BITS = 16
 _OCTET_BITS = 8
@@ -103,7 +103,7 @@ class TorchTensor(Protocol):
 
 
 class _Workspace(threading.local):
-    """Where numbers are made, one per thread for all streams, so that it stays in the processor's cache."""
+    """Buffers for random numbers: one set per thread, shared by all streams, to stay in the processor's cache."""
 
     def __init__(self) -> None:
         # The cipher's update_into wants room for one block more than it writes.
@@ -116,8 +116,8 @@ class _Workspace(threading.local):
 
 _WORKSPACE = _Workspace()
 
-# How often this process's memory was copied by a fork. A number of the process would not do: two processes in
-# different PID namespaces (containers) may both be number 1.
+# How often this process's memory was copied by a fork. The process id would not do: two processes in different
+# PID namespaces (containers) may both be number 1.
 _forks = 0
 
 
@@ -137,8 +137,8 @@ class NoiseSource:
     workers come from `child`, never from sharing one stream, so results do not depend on the order of work.
 
     Args:
-        key: 16 bytes; of any length where there are labels.
-        labels: name a stream of its own under the key.
+        key: 16 bytes; any number of bytes if there are labels.
+        labels: name of one of the many streams of a key.
     """
 
     def __init__(self, key: bytes, *labels: int | str) -> None:
@@ -184,7 +184,7 @@ class NoiseSource:
         return _WORKSPACE.words.view(np.uint16)[:count]
 
     def more_bytes(self, count: int) -> NDArray[np.uint8]:
-        """`count` random bytes from a second stream, so that the first keeps its pace."""
+        """`count` random bytes from a second stream; the position in the first does not change."""
         self._renew_after_fork()
         return np.frombuffer(self._tail_bits.update(bytes(count)), dtype=np.uint8)
 
@@ -234,9 +234,9 @@ class NoiseSource:
         return self.cells(2 * words).view(np.uint32)
 
     def _renew_after_fork(self) -> None:
-        """Gives a forked copy of a system-keyed stream a new key: else it would repeat its parent's noise.
+        """Gives a forked copy of a system-keyed stream a new key; otherwise it would repeat its parent's noise.
 
-        The difference of two releases with the same noise would hold none.
+        The difference of two releases with the same noise has no noise.
         """
         if self._made_after not in (None, _forks):
             vars(self).update(vars(self.from_system()))
@@ -289,7 +289,7 @@ def _flat_view(out: NDArray[np.float32] | TorchTensor) -> NDArray[np.float32]:
 
 
 class _DigitWorkspace(threading.local):
-    """One chunk's digits, one set per thread for all streams, so that it stays in the processor's cache."""
+    """Buffers for one chunk of digits: one set per thread, shared by all streams, as `_Workspace` is."""
 
     def __init__(self) -> None:
         self.places: NDArray[np.intp] = np.empty(MAX_LEVELS * CHUNK, dtype=np.intp)
@@ -311,14 +311,14 @@ class Words(Protocol):
 
 
 def noise_deviation(levels: int) -> float:
-    """The deviation of the Gaussian that a draw of so many digits rounds."""
+    """The standard deviation of the Gaussian that is rounded in a draw of `levels` digits."""
     if levels not in DEVIATIONS:
         raise PrivacyError(f"{levels} digits of integer noise", f"must be 1 to {MAX_LEVELS}")
     return DEVIATIONS[levels]
 
 
 def largest_noise(levels: int) -> int:
-    """No draw of so many digits is larger than this."""
+    """The largest possible draw of `levels` digits."""
     return _REACH * int(sum(RADIX**k for k in range(levels)))
 
 
@@ -435,7 +435,7 @@ def _digits_at_ends(steps: tuple[int, ...], cells: NDArray[np.int64], bits: int)
 
 
 def _with_numbers(digits: NDArray[np.int64]) -> NDArray[np.int16]:
-    """The same with `_OPEN` plus 0, 1, 2, … where there is no digit."""
+    """The same table, with `_OPEN` plus 0, 1, 2, … in the places that have no digit."""
     is_open = digits < -_REACH
     return np.where(is_open, _OPEN + np.cumsum(is_open) - 1, digits).astype(np.int16)
 
@@ -508,8 +508,8 @@ def _exp_minus(x: Fraction, bits: int) -> int:
 def draw_discrete_laplace(source: Words, count: int, rate: Fraction) -> list[int]:
     """`count` whole numbers of the discrete Laplace distribution, P(N = k) ∝ e^{−|k|·rate}, exactly.
 
-    Only whole numbers are computed with, and a draw that the bits at hand do not decide takes more of them: there
-    is no table, no rounding and no largest draw. The time that a draw takes, some 20 microseconds, depends on it.
+    It computes with whole numbers only, without a table, rounding or a largest draw; a draw that is not decided
+    takes more bits. A draw takes some 20 microseconds, and how long depends on its value.
 
     Args:
         rate: above 0: ε over the sensitivity. `Fraction(0.1)` is the float64 number 0.1, exactly.

@@ -1,9 +1,9 @@
-"""A seller's policy: what may be asked of this client, checked before anything private is touched.
+"""A seller's policy: what may be asked of this client, checked before any record is touched.
 
-A server is not trusted. It names δ, the schedule, the clip norm, the learning rate and the weights, and each of
-them can be chosen so that "ε = 1" means little or nothing. The policy is a small file of the seller's own; an order
-outside it is refused with one word out of `Reason`. The word depends on the order, the policy and the wallet alone,
-never on the records, so that a refusal tells nothing about them.
+The server is not trusted. It names δ, the schedule, the clip norm, the learning rate and the weights, and each of
+them can be chosen so that "ε = 1" means little or nothing. The policy is a small file that the seller writes. An
+order outside it is refused with one word of `Reason`. The word depends only on the order, the policy and the
+wallet, never on the records, so a refusal reveals nothing about them.
 
 `SellerPolicy.read` reads the file (TOML), `TEMPLATE` is a file to start from. Its table `[guard]` (`GuardPolicy`)
 is for a site that takes part in no market: it answers the training messages of any server, and the table says
@@ -36,9 +36,9 @@ _KEY_DIGITS = 64
 Declared = Literal["rounded", "exact"]
 Training = Literal["auto", "records", "update"]
 Failures = Literal["noise", "tell"]
-GUARDED = "guard "  # how the name of a guarded release begins in a wallet
+GUARDED = "guard "  # a guarded release's name in a wallet begins with this
 
-# Words of the policy file.
+# Values with a meaning of their own in the policy file.
 UNLIMITED: Literal["unlimited"] = "unlimited"
 ANY = "any"
 READY = "ready"
@@ -78,7 +78,7 @@ class Reason(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """What the word means, in a sentence for the server's report."""
+        """The reason in one sentence, for the server's report."""
         return MEANINGS[self]
 
 
@@ -124,10 +124,10 @@ class PolicyRefusal(PrivmarketError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a server asks for, as plain facts; None where a call for bids does not say it yet.
+    """What a server asks for. A field is None if the call for bids does not say it yet.
 
     Attributes:
-        epsilon, delta: what the sale is called.
+        epsilon, delta: what is sold.
         sampling_rate, steps: the schedule.
         clip_norm, learning_rate, expected_batch: the training plan.
         trust: "local" or "aggregate".
@@ -162,8 +162,8 @@ class GuardedMetric:
     Attributes:
         value: a constant that leaves whatever the app measured; None where the app's own number leaves.
         low, high: the range to which the app's number is clipped.
-        epsilon: ε of one release, at the policy's δ. Infinite, which must be written out as "unlimited", sends the
-            number without noise: a promise about the site's records then does not cover it.
+        epsilon: ε of one release, at the policy's δ. Infinite, in the file "unlimited", sends the number without
+            noise; the promise about the site's records then does not cover it.
     """
 
     value: float | None = None
@@ -182,21 +182,22 @@ class GuardPolicy:
     """What a guard lets out. Every field is a key of the table `[guard]`.
 
     Attributes:
-        training: "update" clips the whole change of the weights and adds noise to it, whatever the app did;
+        training: "update" clips the whole change of the weights and adds noise to it, whatever the app did.
             "records" demands that the app trains by `train_privately`, which clips record by record and needs far
-            less noise, but believes the app what a record is; "auto" takes the second where the app calls it.
+            less noise, but trusts the app about what a record is. "auto" is "records" if the app calls it, else
+            "update".
         epsilon: ε of one update, at the policy's δ.
         clip_norm: the norm to which an update, or one record's gradient, is clipped.
         learning_rate, steps, sampling_rate: of training record by record: step size, noisy steps in one update,
             and the share of the records that is drawn for each.
-        examples: the number of records that the site declares; constant and public. It is the site's weight in
-            FedAvg, and what sums over records are divided by.
+        examples: the number of records that the site declares, constant and public. It is the site's weight in
+            FedAvg, and sums over records are divided by it.
         examples_key: under which name that number is sent; a strategy's `weighted_by_key`.
         metrics_record: the name of the record that holds it, and the metrics.
-        failures: what leaves when the app fails. "noise" answers with noise alone, so that nobody can tell;
-            "tell" answers that it failed, which is one bit about the records that no ε accounts for.
-        train, evaluate: metrics that leave with an update, or in answer to an evaluation. Without one, evaluation
-            is refused.
+        failures: what leaves when the app fails. "noise" answers with noise alone, which looks like any other
+            answer; "tell" answers that it failed, one bit about the records that no ε accounts for.
+        train, evaluate: metrics that leave with an update, or in answer to an evaluation. If `evaluate` is empty,
+            evaluation is refused.
     """
 
     training: Training = "auto"
@@ -245,28 +246,28 @@ class SellerPolicy:
         epsilon_per_sale: the most ε in one sale.
         epsilon_lifetime: the wallet's cap: the most ε in all, at `delta`; infinite only if "unlimited" is written.
         wallet: the wallet's file, relative to the policy file; `{client}` stands for the client's name.
-        head_file: a second file, on another disk, that says how long the wallet's file is; None for none.
-        unpaid_epsilon: the most ε of sales that one buyer has not paid for; beyond it that buyer is refused until
-            it pays. None is a tenth of the wallet's cap.
+        head_file: a second file, on another disk, that records how long the wallet's file is; None for none.
+        unpaid_epsilon: the most ε of sales that one buyer may leave unpaid. Beyond it the buyer is refused until it
+            pays. None is a tenth of the wallet's cap.
         delta: the largest δ that a sale may name.
-        schedules: (sampling rate, steps) that are accepted; "ready" takes all whose noise is known at once.
+        schedules: (sampling rate, steps) that are accepted; "ready" accepts all whose noise needs no new table.
         steps: the most noisy steps in one sale.
         clip_norm, learning_rate, expected_batch: accepted ranges.
         parameters: the most weights that a model may have.
         weight_magnitude: the largest absolute value of a weight.
-        models: fingerprints (`model_fingerprint`) of models that are trained; "any" takes whatever the client has.
+        models: fingerprints (`model_fingerprint`) of models that are trained; "any" accepts the client's own model.
         unit: what one unit of privacy is: "record", or "person".
         trust: trust models that are accepted.
         honest_share: the largest share of honest sellers that a promise under aggregate trust may rest on.
         minimum_cohort: the fewest sellers in a secure sum under aggregate trust.
-        register: "required" joins a secure sum under aggregate trust only with sellers that a broker or a list of
-            the client's own names; the public key of a register, in hexadecimal, only with a roster that this
-            register signed (`secagg.SellerRegister`); "none" also without, where a server may own all the others,
-            and statements then promise no more than what is left if all of them work together.
+        register: whom to join in a secure sum under aggregate trust. "required": only sellers that a broker names
+            or that stand in a list of the client's own. A public key in hexadecimal: only a roster that this
+            register signed (`secagg.SellerRegister`). "none": anybody. Then a server may own all the other sellers,
+            and statements promise only what is left if all of them work together.
         declared_records: "rounded" declares the number of records rounded up to two digits; "exact" as it is.
-        price: money asked per unit of ε, by trust model; the client's own valuation where none is given.
-        buyers: whom to sell to, as a broker names them.
-        brokers: addresses of brokers; with a list, nothing is sold without one of them.
+        price: money asked per unit of ε, by trust model; the client's own valuation if none is given.
+        buyers: names of the buyers to sell to, as a broker states them.
+        brokers: addresses of brokers. If the list is not empty, nothing is sold without one of them.
         guard: what leaves a site that takes part in no market, see `flower.GuardMod`.
     """
 
@@ -286,7 +287,7 @@ class SellerPolicy:
     models: frozenset[str] | None = None
     unit: Unit = "record"
     trust: tuple[Trust, ...] = ("local",)
-    # A limit on terms, not a term: a little above 2/3, so that terms which say 0.667 are within it.
+    # A limit on terms: a little above 2/3, so that terms which say 0.667 are within it.
     honest_share: float = 0.67
     minimum_cohort: int = 10
     register: str = "required"
@@ -336,7 +337,7 @@ class SellerPolicy:
             return None
 
     def check(self, order: Order) -> None:
-        """Refuses an order, or a call for bids, that goes beyond the policy. Needs no table and no data.
+        """Refuses an order, or a call for bids, that is outside the policy. Needs no noise table and no records.
 
         Raises:
             PolicyRefusal: with the first reason in the order of `Reason`.
@@ -390,7 +391,7 @@ class SellerPolicy:
 
         Args:
             buyer: who buys, as a broker says it; without a broker all buyers are one.
-            unpaid_epsilon: ε of all that this buyer got and has not paid for.
+            unpaid_epsilon: ε of everything that this buyer received and has not paid for.
             cap_epsilon: the wallet's cap.
 
         Raises:
@@ -408,7 +409,7 @@ class SellerPolicy:
     def declared(self, records: float) -> float:
         """The number of records that a bid declares: rounded up to two digits unless the policy says `exact`.
 
-        A count that changes from one round to the next would tell who joined or left.
+        A count that changes from one round to the next would show that somebody joined or left.
         """
         if self.declared_records == "exact" or records < 100:
             return records
@@ -418,7 +419,7 @@ class SellerPolicy:
     def check_weights(
         self, weights: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
-        """Refuses weights that a server has no honest reason to send.
+        """Refuses weights that no honest server sends: of another shape, not finite, or too large.
 
         Args:
             weights: as they came, before any conversion.
@@ -435,7 +436,7 @@ class SellerPolicy:
         for name, array in weights.items():
             if array.dtype not in (np.float32, np.float64):
                 raise _refusal(Reason.WEIGHTS, f"{name} holds {array.dtype}, not float32 or float64")
-            # Written so that NaN fails; the largest magnitude needs no copy of the array.
+            # Written so that NaN fails; the extremes of the array need no copy of it.
             if array.size and not max(-float(array.min()), float(array.max())) <= self.weight_magnitude:
                 raise _refusal(Reason.WEIGHTS, f"{name} is not finite or above {self.weight_magnitude:g}")
         if self.models is not None and model_fingerprint(weights) not in self.models:

@@ -1,10 +1,10 @@
 """The release kernel: a clipped sum goes in, integers on a public grid with exact noise come out.
 
-Every private number of this package leaves through here. With γ the grid's spacing, S the computed sum, u a uniform
-dither and N integer noise (`_noise`), what leaves is K + N, K = ⌊S/γ + u⌋, or γ·(K + N) as float32. Nothing
-that depends on the data is rounded after the noise is added except as a function of K + N, which costs nothing.
+Every update that a client releases is made here. Let γ be the grid's spacing, S the computed sum, u a uniform
+dither and N integer noise (`_noise`). What is released is K + N with K = ⌊S/γ + u⌋, or γ·(K + N) as float32.
+Whatever is computed afterwards depends on the records through K + N only, so it is post-processing.
 
-What finite arithmetic costs is charged here, by a little more noise than σ·C:
+Finite arithmetic is paid for here, by a little more noise than σ·C:
 
 - a record moves the *computed* sum by at most C·(1 + e), e = `sum_inflation` (float32 blocks, float64 totals);
 - randomised rounding to the grid widens that to `rounded_sensitivity`, except with probability 2^−80;
@@ -42,16 +42,17 @@ from privmarket.privacy._noise import (
 # `exact`: integers on a grid, as proved. `float`: floating-point noise on floating-point sums, for experiments.
 FLOAT_WARNING = "not private in floating point"
 
-# Records whose contributions are added by one float32 product, and how many such blocks are added in float32 before
-# the total goes on in float64; see `sum_inflation`.
+# How many contributions one float32 product adds up, and how many such blocks are added in float32 before the
+# total is continued in float64; see `sum_inflation`.
 BLOCK_RECORDS = 120
 BLOCKS_IN_FLOAT32 = 5
-# Rounding to the grid may add this share to the sensitivity; more digits of noise are taken to stay below it.
+# Rounding to the grid may add this share to the sensitivity. Digits of noise are added until it does not add
+# more.
 GRID_SHARE = 2.0**-10
-# With this probability the dither may fail to keep neighbours as close as `rounded_sensitivity` says.
+# The probability with which, after dithering, neighbours are further apart than `rounded_sensitivity` says.
 DITHER_FAILURE = 2.0**-80
 _DITHER_BITS = 16
-# By how much the sizes of a person's contributions may exceed C on average, before they cancel.
+# The contributions of a person's records may be this many times C on average, before they cancel each other.
 CANCELLATION = 64.0
 # Clip norms outside this range could meet float32's underflow or overflow.
 CLIP_NORM_RANGE = (2.0**-40, 2.0**40)
@@ -86,15 +87,15 @@ _WORKSPACE = _Workspace()
 
 @lru_cache(maxsize=4096)
 def sum_inflation(records: int, block_records: int = BLOCK_RECORDS) -> float:
-    """By which share of C finite arithmetic may widen what one record does to a computed clipped sum.
+    """e: one record moves the clipped sum, as computed in finite arithmetic, by at most C·(1 + e).
 
     Args:
         records: how many records the client holds (public).
-        block_records: so many contributions at most are added by one float32 product.
+        block_records: the most contributions that one float32 product adds up.
 
     A block of b contributions of norm ≤ C is off by at most b·u/(1 − b·u)·b·C, u = 2^−24, in any order of addition.
-    Only the block of the record in question differs between neighbours, so this counts twice, not n times. Up to
-    five blocks are then added in float32, and a sum of no more is divided by γ in float32; the rest is float64.
+    Neighbours differ in one block only, so this error counts twice, not once per block. Up to five blocks are then
+    added in float32, and a sum of at most five is divided by γ in float32; everything else is float64.
     """
     unit = block_records * _UNIT32
     in_block = 2.0 * block_records * unit / (1.0 - unit)
@@ -106,10 +107,10 @@ def sum_inflation(records: int, block_records: int = BLOCK_RECORDS) -> float:
 
 
 def double_sum_inflation(records: int, block_records: int = 4096) -> float:
-    """The same for products and sums in float64 throughout, whatever blocks the records fall into.
+    """The bound of `sum_inflation` for products and sums in float64, in blocks of any size.
 
-    Where a person's records are clipped together, they may cancel each other and still be large one by one: the
-    sizes of all contributions may add up to `CANCELLATION` times the number of records times C.
+    If a person's records are clipped together, they may be large one by one and cancel each other: the norms of all
+    contributions may add up to `CANCELLATION` times the number of records times C.
     """
     blocks = 2.0 * records / block_records + 2.0
     in_sums = 1.01 * (block_records + blocks) * records * 2.0**-52
@@ -117,17 +118,17 @@ def double_sum_inflation(records: int, block_records: int = 4096) -> float:
 
 
 def covered_records(records: int) -> int:
-    """For how many records a release's grid is made where a client holds `records`: a number that tells little.
+    """The number of records that a release's grid is made for: 2^20, or the next power of two above `records`.
 
-    Whoever sees many released numbers can read the grid's spacing off them, and the spacing depends on the number
-    of records through `sum_inflation`. Made for 2^20 records, or for the next power of two above, it is the same
-    for all smaller numbers. Below 2^20 records that costs 0.03 % more noise at most.
+    Whoever sees many released numbers can find the grid's spacing, and the spacing depends on the number of records
+    through `sum_inflation`. This way it is the same for all clients of up to 2^20 records, which costs at most
+    0.03 % more noise.
     """
     return max(1 << 20, 1 << max(0, records - 1).bit_length())
 
 
 def rounded_sensitivity(sensitivity: float, parameters: int) -> float:
-    """How far neighbours lie apart after randomised rounding, in grid steps, if before it was `sensitivity` steps.
+    """The distance of neighbours after randomised rounding, in grid steps, if it was `sensitivity` steps before.
 
     Rounding both with the same dither leaves the mean of each coordinate's difference (up to the 16 bits of the
     dither) and adds a variance of at most ¼; Hoeffding's inequality bounds the sum of the squares.
@@ -148,7 +149,7 @@ def release_distance(parameters: int) -> float:
     return parameters * DISTANCE + DITHER_FAILURE
 
 
-# A client's grid is the same from round to round, and for a small model it takes as long as its noise.
+# A client's grid is the same in every round, and for a small model it takes as long to compute as its noise.
 @lru_cache(maxsize=4096)
 def _spacing_and_levels(
     noise_multiplier: float, sensitivity: float, parameters: int, most_levels: int
@@ -171,7 +172,7 @@ def _spacing_and_levels(
 
 @dataclass(frozen=True)
 class ReleaseGrid:
-    """A public grid and the noise on it: all of it follows from public numbers.
+    """A public grid and the noise on it. Both follow from public numbers.
 
     Attributes:
         spacing: γ, the value of one step.
@@ -191,7 +192,7 @@ class ReleaseGrid:
             noise_multiplier: σ > 0, as calibrated.
             clip_norm: C.
             parameters: d, how many coordinates are released at once.
-            inflation: what `sum_inflation` says.
+            inflation: the result of `sum_inflation`.
         """
         return cls(*_spacing_and_levels(noise_multiplier, clip_norm * (1.0 + inflation), parameters, MAX_LEVELS))
 
@@ -203,8 +204,8 @@ class ReleaseGrid:
     def noisy_integers(self, sums: NDArray[np.floating], source: Words) -> NDArray[np.int64]:
         """K + N, the release as integers, of the shape of `sums`.
 
-        Every integer is exact: rounded ones would be no harm by themselves, but their sum over several parties
-        would no longer be a function of the sum of the exact ones.
+        Every integer is exact. Rounding them would not harm the privacy of one client, but a sum of rounded
+        integers over several clients is not a function of the sum of the exact ones.
         """
         flat = np.ascontiguousarray(sums).reshape(-1)
         return self.noisy(flat, source, np.empty(flat.size, dtype=np.int64)).reshape(sums.shape)
@@ -217,7 +218,7 @@ class ReleaseGrid:
         Computed in float32 where `sums` and `out` are float32 and two digits of noise suffice, else in float64.
 
         Args:
-            scale: a public number; what the released integers are multiplied by is post-processing.
+            scale: a public factor; multiplying released integers is post-processing.
             out: float32, and may be `sums` itself; or int64, which gets K + N itself, exactly.
             add: `out` holds public numbers, such as weights, and keeps them.
         """
@@ -250,7 +251,7 @@ class ReleaseGrid:
                 np.copyto(work.digit[: given.size], digit)
                 spare += work.digit[: given.size]
             values += spare
-            # From here on everything is a function of the released integers and of public numbers.
+            # From here on, everything is a function of the released integers and of public numbers.
             if exact:
                 np.copyto(target, values, casting="unsafe")
                 continue

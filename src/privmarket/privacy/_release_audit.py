@@ -34,10 +34,10 @@ pld = late("dp_accounting.pld.privacy_loss_distribution")
 Dataset = TypeVar("Dataset")
 ReleaseFunction = Callable[[Dataset, np.random.Generator], ArrayLike]
 
-# The share of trials on which the threshold is chosen; the bound is computed on the others.
+# The threshold is chosen on this share of the trials; the bound is computed on the others.
 _SELECTION_SHARE = 0.1
-# Where thresholds are tried, as quantiles of all scores. Few on purpose: the best of many noisy candidates is
-# an extreme one that does badly on the other trials. Between two Gaussians the middle is the best place.
+# Thresholds that are tried, as quantiles of all scores. There are few on purpose: the best of many noisy
+# candidates is an extreme one that does badly on the other trials. Between two Gaussians the middle is best.
 _MIDDLE = (0.5,)
 _UPPER_HALF = (0.5, 0.7, 0.85, 0.93, 0.97, 0.99)
 _MIN_TRIALS = 50
@@ -45,7 +45,7 @@ _MIN_TRIALS = 50
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What the attack saw.
+    """The scores of an attack on two neighbouring data sets.
 
     Attributes:
         inside: (trials,) scores of releases with the canary.
@@ -72,9 +72,9 @@ class AuditResult:
     Attributes:
         epsilon_lower: with probability `confidence`, no (ε, δ) below this is true.
         delta: the δ of the claim.
-        confidence: the chance that the bound is not above the truth.
+        confidence: the probability that the bound is not above the truth.
         method: which bound it is.
-        trials: how many scores, or guesses, the bound rests on.
+        trials: how many scores, or guesses, the bound uses.
         false_positive_rate: as observed; None where guesses were counted instead.
         false_negative_rate: as observed; None where guesses were counted instead.
     """
@@ -117,7 +117,7 @@ def collect_scores(
 
 
 def audit_family(scores: Scores, family: ReleaseFamily | None = None, *, confidence: float = 0.95) -> AuditResult:
-    """The least ε, within a family of releases, that explains how well the canary was seen.
+    """The smallest ε, within a family of releases, that is consistent with how often the canary was detected.
 
     Implements: the lower bound of [NasrEtAl2023], Section 4: Clopper–Pearson limits on both error rates, and
     the trade-off curve of the mechanism that is claimed instead of the two lines of (ε, δ)-DP.
@@ -138,7 +138,7 @@ def audit_family(scores: Scores, family: ReleaseFamily | None = None, *, confide
 
 
 def audit_any(scores: Scores, delta: float = DELTA, *, confidence: float = 0.95) -> AuditResult:
-    """The least ε that explains how well the canary was seen, for any (ε, δ)-DP mechanism.
+    """The smallest ε of any (ε, δ)-DP mechanism that is consistent with how often the canary was detected.
 
     Implements: Theorem 2.1 of [KairouzOhViswanath2015] with Clopper–Pearson limits, as in [JagielskiEtAl2020].
     Assumes: trials are independent.
@@ -161,9 +161,9 @@ def audit_one_run(
     guesses: int | None = None,
     confidence: float = 0.95,
 ) -> AuditResult:
-    """A lower bound on ε from one release in which many canaries were each put in by a fair coin.
+    """A lower bound on ε from one release, in which each of many canaries was included by a fair coin.
 
-    The `guesses`/2 highest scores are guessed in, as many of the lowest out, the rest abstain.
+    The `guesses`/2 highest scores are guessed to be in, as many of the lowest to be out; no guess about the rest.
 
     Args:
         scores: (canaries,) inner products of the one released vector with the canaries' directions.
@@ -200,14 +200,14 @@ def _error_limits(
     quantiles: tuple[float, ...],
     confidence: float,
 ) -> tuple[float, float, tuple[int, float, float]]:
-    """Upper limits on both error rates at a threshold chosen on other trials, and what was observed."""
+    """Upper limits on both error rates at a threshold chosen on other trials, and the observed rates."""
     if not 0.5 <= confidence < 1.0:
         raise PrivacyError(f"audit confidence is {confidence}", "give a share from 0.5 up to, not including, 1")
     miss = (1.0 - confidence) / 2.0  # two one-sided limits share the error
     inside, inside_rest = _split(scores.inside)
     outside, outside_rest = _split(scores.outside)
     candidates = np.quantile(np.concatenate([inside, outside]), quantiles)
-    # What each threshold promises at the size of the other trials.
+    # The bound that each threshold would give with as many trials as the others are.
     (positives, n_out), (negatives, n_in) = _errors(inside, outside, candidates, 1.0 / _SELECTION_SHARE - 1.0)
     promise = measure(_upper_limit(positives, n_out, miss), _upper_limit(negatives, n_in, miss))
     threshold = candidates[[int(np.argmax(promise))]]
@@ -227,7 +227,7 @@ def _errors(
 ) -> tuple[tuple[Array, float], tuple[Array, float]]:
     """(thresholds,) false positives among how many, and false negatives among how many.
 
-    `scale` counts as if there were that many times more trials: what the other trials will be worth.
+    The counts are multiplied by `scale`, the number of the other trials over that of these.
     """
     below = np.searchsorted(np.sort(outside), thresholds, side="left").astype(np.float64)
     positives: Array = (outside.size - below) * scale
@@ -254,7 +254,7 @@ def _gaussian_mu_lower(positive: Array, negative: Array) -> Array:
 
 
 def _gap_to_chance(positive: Array, negative: Array) -> Array:
-    """Likelihood ratio of a positive guess: what a sampled canary, rarely present, is best judged by."""
+    """Likelihood ratio of a positive guess: the best criterion for a sampled canary, which is rarely present."""
     return np.log(np.maximum(1.0 - negative, 1e-300) / positive)
 
 

@@ -1,10 +1,9 @@
-"""What sales promise, in words and figures that a seller can check: never ε alone.
+"""What sales promise to a seller, in words and figures that the seller can check.
 
-A `Promise` stands beside every (ε, δ): the unit it protects, whom the seller must trust, the arithmetic it holds
-in, and what it means for one person: how often a guess about a record can be right, and what is left for someone
-with several records. `promise` gives that of releases fixed in advance, `lifetime_promise` that of a wallet.
-
-A `Statement` is an account of a list of sales: what they cost in (ε, δ), sale by sale and in all.
+A `Promise` explains an (ε, δ): the unit it protects, whom the seller must trust, the arithmetic in which it holds,
+how often a guess about a record can be right, and what is left for someone with several records. `promise` makes
+the one for releases that are fixed in advance, `lifetime_promise` the one for a wallet. A `Statement` is an account
+of a list of sales: what they cost in (ε, δ), sale by sale and in all.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from privmarket.privacy._events import PrivacyEvent, Release, Unit, require_delt
 from privmarket.privacy._gaussian import literal_noise_multiplier
 from privmarket.privacy._wallet import Measure, Wallet, Watch
 
-# How many records of one person the group-privacy line supposes.
+# The number of records of one person that the line on group privacy assumes.
 GROUP_RECORDS = 5
-# At so many ε, from 0 to the cap, a lifetime promise is looked at.
+# A lifetime promise is evaluated at this many values of ε between 0 and the cap.
 _CURVE_POINTS = 401
 
 SEEDED_WARNING = (
     "the noise comes from a seed and is the same in every run: no ε here holds against those who know the seed, "
     "or who see two runs. Leave the seed out to draw noise from the operating system"
 )
-# A simulation always has a seed, also where nobody gave one.
+# A simulation always has a seed, even if the user gave none.
 SIMULATED_WARNING = (
     "the noise of this simulation follows from seed {seed}, so that the run can be made again: no ε here holds "
     "against those who know the seed. Sellers on Flower draw their noise from the operating system"
@@ -179,14 +178,15 @@ def promise(
     sellers: int | None = None,
     registered: bool = True,
 ) -> Promise:
-    """What releases promise that were fixed in advance: a sale, or a finished list of them.
+    """What releases promise that were fixed in advance: a sale, or a finished list of sales.
 
     Args:
         events: what is released.
-        epsilon: what it was sold as, where that is more than it costs; the smaller of both guesses is given.
+        epsilon: the ε it was sold as, if that is more than it costs; the smaller of both shares of right guesses is
+            given.
         sellers: under aggregate trust, how many sold in the sum.
-        registered: under aggregate trust, whether a register says who they are. Where none does, what is promised
-            is what is left if all of them work together, and never what the sum was sold as.
+        registered: under aggregate trust, whether a register says who they are. If none does, the promise is only
+            what is left if all of them work together, not what the sum was sold as.
     """
     if trust != "aggregate":
         honest_share = sellers = None
@@ -217,10 +217,10 @@ def promise(
 
 
 def alone_event(event: Release, sellers: int, honest_share: float) -> Release:
-    """What a share of a secure sum is if all other sellers' noise is known: noise of σ/√h.
+    """One seller's release in a secure sum if all other sellers' noise is known: noise of σ/√h.
 
     Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest. A
-    release of another kind is in no sum, and stays as it is.
+    release of another kind is never in a secure sum and is returned unchanged.
     """
     if not isinstance(event, PrivacyEvent):
         return event
@@ -229,7 +229,7 @@ def alone_event(event: Release, sellers: int, honest_share: float) -> Release:
 
 
 def cohort_words(cohorts: int) -> str:
-    """What it costs that a round's sellers were dealt to several secure sums, each with its full noise."""
+    """A sentence on the cost of splitting a round's sellers into several secure sums, each with its full noise."""
     return (
         f"dealt to {cohorts} secure sums: √{cohorts} = {math.sqrt(cohorts):.2f} times the noise of one sum of all "
         "sellers, for the same ε"
@@ -237,7 +237,7 @@ def cohort_words(cohorts: int) -> str:
 
 
 def trust_words(trust: Trust, honest_share: float | None = None, registered: bool = True) -> str:
-    """Whom a seller trusts, with what was agreed on for a secure sum.
+    """A sentence on whom a seller trusts, with the terms of the secure sum.
 
     Args:
         honest_share: the share of a round's sellers whose noise must be in every sum; None where it is not known.
@@ -267,7 +267,7 @@ def lifetime_promise(
 
     Args:
         cap_epsilon: the wallet's cap; infinite promises nothing.
-        measures: what the wallet watches, as `Wallet.measures` says; what every new wallet does unless given.
+        measures: what the wallet watches, as in `Wallet.measures`; by default what every new wallet watches.
 
     Implements: three bounds on the share of right guesses, of which the smallest holds.
     (1) What (cap, δ) allows.
@@ -327,7 +327,7 @@ def rounded_up_percent(share: float) -> str:
 
 
 def rounded_down_percent(share: float) -> str:
-    """What is left of a wallet as a percentage that is never above it: 0.996 → 99 %; 100 % is an unused one."""
+    """What is left of a wallet as a percentage, never rounded up: 0.996 → 99 %; only an unused wallet has 100 %."""
     if share >= 1.0:
         return "100 %"
     if 0.0 < share < 0.01:
@@ -337,7 +337,7 @@ def rounded_down_percent(share: float) -> str:
 
 @lru_cache(maxsize=1024)
 def _figures(events: tuple[Release, ...], delta: float) -> tuple[float, float, float]:
-    """ε, share of right guesses, ε of a group; sellers make the same sale again and again."""
+    """ε, share of right guesses, ε of a group; cached, since sellers make the same sale again and again."""
     certificate = certify(events, delta)
     return certificate.epsilon, certificate.guess_accuracy, group_epsilon(events, delta, records=GROUP_RECORDS)
 
@@ -375,7 +375,7 @@ class StatementLine:
         noise_multiplier: what each sale needs.
         literal_noise_multiplier: what the paper's Algorithm 2 would have used.
         epsilon_so_far: ε at δ of this and all earlier lines, by Rényi accounting.
-        fits: how many of the sales a wallet with the given cap lets through; None without a cap.
+        fits: how many of the sales a wallet with the given cap accepts; None without a cap.
         promise: what one of the sales promises.
     """
 
@@ -393,8 +393,8 @@ class Statement:
 
     Attributes:
         certificate: the figures of all sales together.
-        basic: (Σ ε, Σ δ), what adding up like money would say.
-        promise: all sales together, in words; it holds for a list that was fixed in advance.
+        basic: (Σ ε, Σ δ), the result of basic composition.
+        promise: that of all sales together, for a list that was fixed in advance.
         lifetime: what a wallet with this cap promises, however sales are chosen; None without a cap.
     """
 
@@ -521,7 +521,7 @@ def _repeated(sale: EqualSales, noise: float, times: int) -> PrivacyEvent:
 
 
 def _sell(wallet: Wallet, sale: EqualSales, noise: float) -> int:
-    """Charges as many of the sales as fit, and says how many."""
+    """Charges as many of the sales as fit, and returns how many."""
     low = 0
     high = sale.count + 1
     while high - low > 1:

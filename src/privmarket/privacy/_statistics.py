@@ -1,6 +1,6 @@
 """Single statistics of a client's records, sold at ε with discrete Laplace noise: a count, a mean, a histogram.
 
-A statistic is first made a whole number, of which one record can move at most a known number of steps; then
+A statistic is first turned into whole numbers, which one record moves by at most a known number of steps; then
 discrete Laplace noise is added (`_noise.draw_discrete_laplace`). Both are exact, so the release is ε-DP, with δ =
 0, in the bits that leave. What leaves is a function of the noisy whole numbers and of public numbers.
 
@@ -25,16 +25,16 @@ from privmarket.privacy._wallet import Wallet
 
 Array = NDArray[np.float64]
 
-# Below this ε per step, noise could leave 64 bits: above, it does so with probability e^(−2^22).
+# Above this ε per step, noise exceeds 64 bits with probability e^(−2^22); below it, with more.
 _LEAST_RATE = 2.0**-40
 
 
 class Statistic(Protocol):
-    """A statistic as whole numbers, of which one record moves one, by at most `sensitivity`."""
+    """A statistic as whole numbers. One record moves only one of them, by at most `sensitivity`."""
 
     @property
     def sensitivity(self) -> int:
-        """By how much one record moves the whole number that it moves, at most."""
+        """The most by which one record moves the whole number that it moves."""
 
     def whole_numbers(self, records: ArrayLike) -> NDArray[np.int64]:
         """(numbers,) the statistic of (records,) values, before the noise. Private."""
@@ -152,13 +152,13 @@ def release_statistic(
     wallet: Wallet | None = None,
     source: NoiseSource | None = None,
 ) -> ReleasedStatistic:
-    """Sells a statistic of a client's records at ε: charges the wallet, then looks at the records, then adds noise.
+    """Sells a statistic of a client's records at ε: charges the wallet, then reads the records, then adds noise.
 
     Args:
         statistic: `Count`, `Mean`, `Histogram`, or an object of your own with the three members of `Statistic`.
         records: (records,) one value per record: true or false, a number, a category.
-        epsilon: ε of the release, at δ = 0; any wallet's δ may be used for what comes after.
-        wallet: is charged before the records are looked at.
+        epsilon: ε of the release, at δ = 0.
+        wallet: charged before the records are read.
         source: random bits; the operating system's unless given. A seed is for simulations.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A lifetime cap on what each client may sell, that holds even when every sale is chosen by what came before.
+"""A lifetime cap on what each client may sell, which holds even if each sale depends on the results before it.
 
 A wallet is a *privacy filter*: before each release it says whether the release still fits, and whatever sequence of
 releases passes it, chosen adaptively by anyone who saw all the earlier outputs, is (cap, δ)-DP in total.
@@ -6,7 +6,7 @@ releases passes it, chosen adaptively by anyone who saw all the earlier outputs,
 It watches a few measures of cost that are fixed before the first sale: μ² of Gaussian differential privacy and the
 Rényi divergence at some orders. Measure j has a share δ_j of δ, Σ δ_j ≤ δ, and a limit B_j. A sale fits while, with
 it, the total of *one* of them is within its limit; all are charged for every sale. So full-batch sales are counted
-by μ², sampled ones by a Rényi order, and whoever buys first decides nothing for those who come later.
+by μ² and sampled ones by a Rényi order, whichever kind is sold first.
 
 Why that holds. Let P and Q be the distributions of everything that is ever released, with and without one unit, and
 A_j the outcomes in which the total of measure j stays within B_j.
@@ -18,20 +18,20 @@ A_j the outcomes in which the total of measure j stays within B_j.
    A_j. Cut any set S of outcomes into disjoint pieces S_j ⊆ A_j, each outcome into the first A_j that has it.
 3. P(S) = Σ P_j(S_j) ≤ Σ (e^cap·Q_j(S_j) + δ_j) ≤ e^cap·Q(S) + δ.
 
-Which measure holds at the end may depend on the outputs: the pieces S_j take care of that. What must not depend on
-them is the list of measures with their shares. Giving each measure *all* of δ and taking the best one is not
-covered: line 3 would add up to a multiple of δ, and a buyer that looks at its first release before it chooses the
-second gets more than δ out of such a wallet.
+Which measure holds at the end may depend on the outputs: the pieces S_j take care of that. The list of measures
+    with their shares must not depend on them. It would be wrong to give each measure *all* of δ and take the best
+    one: line 3 would add up to a multiple of δ, and a buyer that looks at its first release before it chooses the
+    second could exceed the cap.
 
 What is watched. A measure is a column of a cost (see `_accountant`): μ², or the Rényi divergence at one order. A
 new wallet watches `SHARES`: μ², which is exact for full batches, and two Rényi orders for sampled releases. The
-orders follow from cap and δ alone: for many small releases the divergence at α grows like α, so the order at which
-(limit / α) is largest sells most of them; sales that are large beside the cap need a lower one.
-`privmarket bench wallet` measures what the split costs.
+orders follow from cap and δ alone. For many small releases the divergence at α grows like α, so the order at which
+(limit / α) is largest lets the most of them through. Sales that are large compared with the cap need a lower order.
+`privmarket bench wallet` measures how many sales the split of δ costs.
 
-A wallet for releases named in advance (`expected`) watches the one measure that suits them best, with all of δ. For
-a few releases with Laplace noise that is the sum of their ε (`pure`), which Gaussian releases do not have: such a
-wallet never lets a Gaussian release through.
+A wallet for releases that are named in advance (`expected`) watches the one measure that suits them best, with all
+of δ. For a few releases with Laplace noise this is the sum of their ε (`pure`). Gaussian releases have no ε at δ =
+0, so such a wallet refuses all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy import (
     _gaussian as gaussian,
-    _laplace,  # noqa: F401  # so that stored wallets know its releases by name
+    _laplace,  # noqa: F401  # so that stored Laplace releases can be read
 )
 from privmarket.privacy._accountant import (
     COLUMNS,
@@ -80,16 +80,17 @@ drawing = late("matplotlib.figure")
 
 # A sale of exactly what is left must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
 _ROUNDING = 1.0 + 1e-12
-# A menu entry's ε, turned back into noise, may land one rounding error off; then the next entry is taken.
+# A menu entry's ε, turned back into noise, may be off by a rounding error; then the next entry is taken.
 _TRIM_RETRIES = 3
 
-# Of δ for μ²; and for each Rényi order, with how far α − 1 lies below that of many small releases.
+# The share of δ for μ², and for each Rényi order; with it, the factor by which α − 1 is below the best one for many
+# small releases.
 GAUSSIAN_SHARE = 0.775
 _RENYI_SHARES = (0.215, 0.01)
 _RENYI_FACTORS = (0.95, 0.65)
 SHARES = (GAUSSIAN_SHARE, *_RENYI_SHARES)
 
-# Up to so many caps, what each allows is remembered.
+# The limits of up to this many caps are cached.
 _FEW = 32
 
 Measure = tuple[str, float]
@@ -138,7 +139,7 @@ class Wallets:
         Args:
             cap_epsilon: (clients,) or one number.
             expected: releases named in advance: then one measure gets all of δ, the one that suits them best.
-                Others are still charged safely, but may be dear.
+                Others are still charged safely, but may use up more of the wallet than necessary.
             measures: what each wallet watches, as `measures` gave it; for stores.
         """
         require_delta(delta)
@@ -161,12 +162,14 @@ class Wallets:
 
     @property
     def measures(self) -> list[list[Measure]]:
-        """What each wallet watches: its measures, `gaussian` or `renyi` and the order, each with a share of δ."""
+        """What each wallet watches: its measures (`gaussian`, `pure`, or `renyi` and the order) with their shares
+        of δ.
+        """
         return self._watch.names()
 
     @property
     def measure(self) -> tuple[str, ...]:
-        """Of what each wallet watches, the measure of which the largest part is left."""
+        """For each wallet, the measure of which the largest part is left."""
         best = np.argmax(self._shares_left(), axis=1)
         return tuple(measure_name(int(row[at])) for row, at in zip(self._watch.columns, best, strict=True))
 
@@ -181,7 +184,7 @@ class Wallets:
         return self._history
 
     def share(self, rounds: int) -> Wallets:
-        """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
+        """Wallets with 1/`rounds` of what is left, for selling equally much in each of so many rounds."""
         shared = copy.copy(self)
         left = self.capacity - self.spent
         # A measure that is used up stays used up.
@@ -264,7 +267,7 @@ class Wallets:
         self._history = (*self._history[:entry], tuple(events), *self._history[entry + 1 :])
 
     def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
-        """(clients,) where not even the smallest release on the family's menu fits any more."""
+        """(clients,) True where not even the smallest release on the family's menu fits."""
         _, cost = menu_with_costs(family)
         return np.asarray((cost[-1][self._watch.columns] > self._room(self.clients)).all(axis=1))
 
@@ -357,8 +360,7 @@ class Wallet:
     Args:
         cap_epsilon: the most ε in all, at `delta`; infinite means no cap.
         expected: releases named in advance, for which the wallet is then best suited. Others are still charged
-            safely, but may be dear.
-    """
+            safely, but may use up more of the wallet than necessary."""
 
     def __init__(self, cap_epsilon: float, delta: float = DELTA, *, expected: Sequence[Release] = ()) -> None:
         self._one = Wallets([cap_epsilon], delta, expected=expected)
@@ -375,12 +377,12 @@ class Wallet:
 
     @property
     def measure(self) -> str:
-        """Of what the filter watches, the measure that has most left: `gaussian`, or `renyi` and the order."""
+        """The measure of which the largest part is left: `gaussian`, `pure`, or `renyi` and the order."""
         return self._one.measure[0]
 
     @property
     def measures(self) -> list[Measure]:
-        """All that the filter watches, with each measure's share of δ."""
+        """All measures that the filter watches, each with its share of δ."""
         return self._one.measures[0]
 
     @property
@@ -407,7 +409,7 @@ class Wallet:
         self._one.spend([event])
 
     def trim(self, family: ReleaseFamily, offered: float) -> float:
-        """The largest ε up to `offered` that can still be sold; 0 when the wallet is as good as empty."""
+        """The largest ε up to `offered` that can still be sold; 0 if nothing fits."""
         return float(self._one.trim(family, offered)[0])
 
     def __repr__(self) -> str:
@@ -498,7 +500,7 @@ class Watch:
     def standard(cls, caps: Array, delta: float) -> Watch:
         """The measures that every new wallet watches."""
         distinct, where = np.unique(caps, return_inverse=True)
-        if distinct.size <= _FEW:  # the same few wallets are looked at again and again
+        if distinct.size <= _FEW:  # the same few wallets are asked about again and again
             rows = [_standard_row(cap, delta) for cap in distinct.tolist()]
             columns, limits = (np.concatenate(part) for part in zip(*rows, strict=True))
         else:
@@ -576,11 +578,12 @@ def _standard_rows(caps: Array, delta: float) -> tuple[NDArray[np.intp], Array]:
 
 
 def first_that_fits(cost: Array, room: Array, columns: NDArray[np.intp]) -> NDArray[np.intp]:
-    """(clients,) where along a menu, (points, columns), costs first fall within the room of some measure.
+    """(clients,) the first entry of a menu whose cost fits into what is left of some measure.
 
     Args:
+        cost: (points, columns) the cost of each entry, falling.
         room: (clients, measures) what is left.
-        columns: (clients, measures) of which column.
+        columns: (clients, measures) the column of `cost` that each measure is.
     """
     first = np.full(room.shape[0], cost.shape[0])
     for column in np.unique(columns):
@@ -599,7 +602,7 @@ def menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
 
 
 def measure_name(column: int) -> str:
-    """What a wallet that watches this column says: `gaussian`, `pure`, or `renyi` and the order."""
+    """The name of the measure in this column: `gaussian`, `pure`, or `renyi` and the order."""
     if column == PURE:
         return "pure"
     return "gaussian" if column == GAUSSIAN else f"renyi {ORDERS[column]:g}"

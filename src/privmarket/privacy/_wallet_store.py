@@ -4,41 +4,43 @@ A sale of ε goes through at most two steps, in every engine and every store:
 
 1. *reserved* when the client has an award. From then on it counts as spent: no second sale can use it, and a
    process that dies has spent. So it is charged before the first private byte is computed, in the same step.
-2. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
-   A missing, faulty or late answer is no such certainty; the sale stays charged. Except at a broker: there a seller
-   claims its delivery *before* its update leaves, so one without a claim at the published deadline, after which no
-   claim is taken, has released nothing, and the broker voids its award. That holds for sellers that follow the
-   protocol. One that sends an update without a claim passes its own limit, is not paid, and harms nobody else. A
-   Flower client that sells through a broker has a wallet of its own on its disk, which stays charged from the
-   moment it accepts an order, claim or not: of the two the stricter one decides what it can still sell.
+2. *void* only if it is certain that nothing was released: the client refused, or never learned of its award.
+   After a missing, faulty or late answer that is not certain, so the sale stays charged.
+
+At a broker, a seller claims its delivery *before* its update leaves. A seller that has not claimed at the published
+deadline, after which no claim is accepted, has released nothing, so the broker voids its award. This holds for
+sellers that follow the protocol. One that sends an update without a claim exceeds its own limit, is not paid, and
+harms nobody else. A Flower client that sells through a broker also has a wallet on its own disk, which stays
+charged from the moment it accepts an order, with or without a claim. The stricter of the two wallets decides what
+it can still sell.
 
 `WalletStore` names these steps as the driver of a round calls them: all clients of a round are charged, or none.
 `MemoryStore` and `ReleaseBook`, in memory, are such stores. A client's file and a broker's database take the same
-steps, over the same filter (`Wallets`) and with the same errors, but no driver calls them:
+steps, with the same filter (`Wallets`) and the same errors, but are not called by a driver:
 
-- `OpenWallet` reserves one client's sale while its file is locked, with what its statement says of the sale. Every
-  client decides for itself, so there is no "all or none".
+- `OpenWallet` reserves one client's sale while its file is locked, and keeps what the client's statement says of
+  the sale. Every client decides for itself, so there is no "all or none".
 - `broker._wallets` writes a round's awards into the log, in the transaction that clears it, with payments. Whether
   they fit was checked before, outside that transaction; settlement voids row by row, between other entries.
 
-One set of tests holds all of them to it (`tests/laws/test_wallet_stores.py`), through what the engines call.
+`tests/laws/test_wallet_stores.py` runs the same tests on all of them, through the calls that the engines make.
 
-A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then
-per sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before* training for it
-starts, so whenever the process dies, between that line and the reply or later, the wallet has paid. A line cut
-short by a crash was never forced to disk, hence nothing was released for it, and it is dropped. A lock on the file
-keeps two processes of one client from spending the same ε.
+A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then per
+sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before* training for it
+starts, so the sale is charged whenever the process dies after that. A line cut short by a crash was never forced to
+disk, hence nothing was released for it, and it is dropped. A lock on the file keeps two processes of one client
+from spending the same ε.
 
-An older copy of the file that is put back would sell the same ε again. Two things show that:
+If an older copy of the file is put back, the same ε could be sold again. Two things detect that:
 
 - A *head file* on another disk, written after each line: how many lines there are, and the last of a chain of
   hashes over them. A file that is shorter, or that differs in a line that was counted, is refused. One that is
   longer is not: a crash may come between the two writes.
-- A broker's books, where sales go through one: each delivery that the broker has from this seller must be in the
+- A broker's books, if sales go through a broker: each delivery that the broker has from this seller must be in the
   file (`OpenWallet.compare`).
 
-The file in turn shows when an older copy of the seller's journal of secure sums is put back (`check_journal`,
-`confirmed`): whatever protects the wallet protects the journal with it.
+The file in turn detects an older copy of the seller's journal of secure sums (`check_journal`, `confirmed`), so
+what protects the wallet also protects the journal.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class SoldBeforeError(WalletError):
 
 
 class WalletStore(Protocol):
-    """Whose wallets pay in a round: what clients sold, by clients' names; see the module for the rule."""
+    """What clients sold, by clients' names; a round reserves and voids sales here. The module states the rule."""
 
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
         """Sets aside what each client sold; it counts as spent when this returns.
@@ -111,7 +113,7 @@ class MemoryStore:
 
     Attributes:
         places: client → its position in `wallets`.
-        wallets: what they have; wallets that were given are not changed, others take their place here.
+        wallets: their wallets. Those that were passed in are not changed; the store replaces them with new ones.
     """
 
     places: Mapping[str, int]
@@ -190,7 +192,7 @@ class ReleaseBook:
 
 
 def not_reserved(sale: str) -> WalletError:
-    """What every store says of a sale that cannot be void: never reserved, released, or void already."""
+    """The error of every store for a sale that cannot be void: never reserved, released, or void already."""
     return WalletError(
         f"nothing is reserved for {sale}: it cannot be void",
         "void a sale once, after reserve() and before its update leaves",
@@ -257,7 +259,7 @@ PROTECTIONS: dict[Protection, str] = {
 
 @dataclass
 class _Replay:
-    """What the first `offset` bytes of a wallet file say. Kept, so that a message reads only what is new.
+    """The state after the first `offset` bytes of a wallet file; kept, so that only new lines are read later.
 
     Attributes:
         heads: one hash per line, over it and all before it.
@@ -295,7 +297,7 @@ class WalletFile:
 
     @contextmanager
     def open(self) -> Iterator[OpenWallet]:
-        """The wallet, locked for this process. What a new one watches stands in its first line, for life."""
+        """The wallet, locked for this process. Its first line says what it watches, which never changes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as stream:
             replay = self._replay(stream)
@@ -334,12 +336,12 @@ class WalletFile:
 
     @property
     def measure(self) -> str:
-        """Of what the wallet watches, the measure that has most left: `gaussian`, or `renyi` and the order."""
+        """The measure of which the largest part is left: `gaussian`, `pure`, or `renyi` and the order."""
         return self._wallets().measure[0]
 
     @property
     def measures(self) -> list[Measure]:
-        """All that the wallet watches, with each measure's share of δ."""
+        """All measures that the wallet watches, each with its share of δ."""
         return self._wallets().measures[0]
 
     @property
@@ -361,7 +363,7 @@ class WalletFile:
 
     @property
     def protections(self) -> tuple[Protection, ...]:
-        """All that would show that an older copy of the file was put back; ("none",) where nothing would."""
+        """Everything that can detect an older copy of the file; ("none",) if nothing can."""
         replay = self._read()
         found: list[Protection] = []
         if any(sale.get("broker_round") for sale in replay.sales.values()):
@@ -399,7 +401,7 @@ class WalletFile:
             return self._replay(stream)
 
     def _replay(self, stream: IO[bytes]) -> _Replay:
-        """Waits until no other process has the file, and reads what is new. Closing the file frees the lock."""
+        """Waits for the lock on the file, and reads the new lines. Closing the file frees the lock."""
         if sys.platform == "win32":
             stream.seek(0)
             msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
@@ -421,7 +423,7 @@ class WalletFile:
         return replay
 
     def _check_head(self, replay: _Replay) -> None:
-        """Holds the file against its head file: that of the file's own lines, or else the one that was given."""
+        """Compares the file with its head file: the one that its own lines name, or else the one that was given."""
         place = replay.head_file
         if place is not None and not place.exists() and self.head_file is not None:
             place = self.head_file  # it was moved
@@ -446,7 +448,7 @@ class WalletFile:
 
 @dataclass(frozen=True, eq=False)
 class OpenWallet:
-    """A wallet file while it is locked: what may be offered, what is sold, what was paid.
+    """A wallet file while it is locked. It tells what may be offered, and records what is sold and paid.
 
     Attributes:
         wallets: the filter, of one client.
@@ -473,12 +475,12 @@ class OpenWallet:
         broker_round: str = "",
         due_micro: int = 0,
     ) -> None:
-        """Sets a sale aside, on disk when this returns; nothing more has to be written before training starts.
+        """Sets a sale aside. It is on disk when this returns, so training may start.
 
         Args:
             unit, trust: what ε means, for the seller's statement.
-            honest_share, sellers, cohorts, registered: the same under aggregate trust: what the sum's promise rests
-                on, and of how many sums the round consists.
+            honest_share, sellers, cohorts, registered: under aggregate trust, what the sum's promise assumes, and
+                how many sums the round has.
             buyer: who buys, as a broker says it.
             broker, broker_round: the broker's address and its name for the round.
             due_micro: what the buyer owes on delivery.
@@ -542,7 +544,8 @@ class OpenWallet:
             _append(self._stream, self._state, {"kind": "confirmed", "sale": sale, "confirmed": list_sha256})
 
     def check_journal(self, has_begun: Callable[[str], bool]) -> None:
-        """Holds the journal of secure sums against the file: each sum that was sold must have begun there.
+        """Compares the journal of secure sums with this file: each sum that was sold must have begun in the
+        journal.
 
         Args:
             has_begun: whether the journal knows that training for a sale's sum has begun, by the sale's name.
@@ -555,7 +558,7 @@ class OpenWallet:
                 raise _journal_rolled_back(Path(self._stream.name), f"it does not know the sum of {name}")
 
     def paid(self, sale: str, paid_micro: int, fault: str) -> None:
-        """Notes what the server said it paid; a receipt that comes twice is noted once, a larger payment again."""
+        """Records what the server said it paid. A repeated receipt is recorded once, a larger payment again."""
         known = self._state.sales.get(sale)
         if known is not None and paid_micro > known.get("paid_micro", -1):
             line = {"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault}
@@ -566,9 +569,10 @@ class OpenWallet:
         return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta)
 
     def compare(self, broker: str, deliveries: Iterable[BookedDelivery]) -> None:
-        """Holds the file against a broker's books of this seller, and notes what was paid there.
+        """Compares the file with a broker's books about this seller, and records what was paid there.
 
-        A delivery is written into the file before the broker hears of it. So each that the broker has must be here.
+        A delivery is written into the file before the broker learns of it, so each one that the broker has must be
+        here.
 
         Raises:
             WalletFileError: one is missing: this is an older copy of the file, or another seller's.
@@ -619,7 +623,7 @@ def _journal_rolled_back(wallet: Path, why: str) -> WalletFileError:
 
 
 def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
-    """Writes a line, forces it to disk, and does to the state what reading it would do."""
+    """Writes a line, forces it to disk, and changes the state as reading the line would."""
     line = json.dumps(entry).encode() + b"\n"
     stream.write(line)
     stream.flush()
@@ -627,7 +631,8 @@ def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> N
     _apply(state, line, "a new line")
     state.offset += len(line)
     if state.head_file is not None:
-        # After the line is on disk: a crash in between leaves a file that is longer than counted, no rollback.
+        # Only after the line is on disk: a crash in between leaves a file longer than its head file says, which is
+        # allowed.
         noted = {"lines": len(state.heads), "head": state.heads[-1]}
         write_atomically(state.head_file, json.dumps(noted) + "\n")
 

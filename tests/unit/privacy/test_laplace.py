@@ -311,7 +311,7 @@ def test_what_is_no_release_is_refused_and_never_free(stranger):
         lambda event: certify([event]),
         lambda event: composed_epsilon([event]),
     ):
-        with pytest.raises(PrivacyError, match="no release"):
+        with pytest.raises(PrivacyError, match="not a release"):
             charge(stranger)
     assert wallet.history == ()
 
