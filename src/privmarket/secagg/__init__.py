@@ -2,7 +2,7 @@
 
 The protocol is that of Bonawitz et al. (CCS 2017) against a malicious server: every pair of sellers shares a
 mask, each seller's secrets are shared among all at a threshold, and survivors sign one list before anything is
-opened. `Client` and `Server` are state machines that take and return messages; they know no network, no Flower
+opened. `Client` and `Server` are state machines that take and return messages; they need no network, no Flower
 and no torch.
 
 >>> import numpy as np
@@ -17,7 +17,7 @@ and no torch.
 >>> add_up(terms, clients, vectors).total
 array([  5, -10, 150])
 
-Theory and what it rests on: docs/theory/secure-sums.md. Figures: docs/scale.md.
+Theory and assumptions: docs/theory/secure-sums.md. Figures: docs/scale.md.
 """
 
 from privmarket.secagg._backend import SumBackend

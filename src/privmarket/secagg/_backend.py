@@ -1,11 +1,11 @@
-"""The port for a second way of adding up: what a market needs of a secure sum, whoever computes it.
+"""The interface that a second protocol for secure sums would implement.
 
-`Server` and `Client` are the one backend that is built. From some hundreds of sellers a sum costs each of them
-more than training; beyond, two aggregators that do not work together are the better construction (Prio3, a
-verifiable distributed aggregation function): each seller sends one share to either, both add theirs up, and both
-totals together are the sum. It needs a second operator, and a proof of range from each seller in place of our
-bound on what it can send. A backend of that kind has this interface; `SharedSum` and the DP proof stay as they
-are, with c counted over sellers and the assumption that one of the two aggregators is honest.
+`Server` and `Client` are the only backend so far. With more than some hundreds of sellers, a sum costs each of them
+more than training. Then two aggregators that do not collude are the better construction (Prio3, a verifiable
+distributed aggregation function): each seller sends one share to each aggregator, each adds up its shares, and the
+two totals together give the sum. This needs a second operator and, from each seller, a proof that its vector is in
+range. `SharedSum` and the DP proof stay as they are; c counts sellers, and one of the two aggregators must be
+honest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from privmarket.secagg._terms import SumTerms
 
 
 class SumBackend(Protocol):
-    """Adds up vectors of which nobody sees a single one."""
+    """Adds up vectors without revealing any of them."""
 
     def add_up(self, terms: SumTerms, vectors: Mapping[bytes, Integers]) -> OpenedSum | None:
         """The exact sum over at least `terms.threshold` of the members, or None.

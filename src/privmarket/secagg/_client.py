@@ -1,8 +1,8 @@
 """A seller in a secure sum: which steps of a server it follows, and what it answers.
 
-A seller does not trust the server. Before each step it checks for itself what the step rests on, writes the step
-into its journal, and only then returns the message. A step that it has taken is never taken again, whatever asks
-for it: a replayed message, a second process, a copy of an older context.
+A seller does not trust the server. Before each step it checks what the server sent, writes the step into its
+journal, and only then returns the message. No step is taken twice, even if a message is replayed, a second process
+runs, or an older copy of the context is used.
 
 Implements: the client of [BonawitzEtAl2017], figure 4, with the parts for an active adversary.
 Deviation: shares are opened and checked before the seller trains, not when the sum is opened. Keys, masks and
@@ -70,18 +70,18 @@ _CONSENT = Callable[[Roster, bytes], None]
 class Client:
     """One seller.
 
-    Steps are methods, in the order in which they are taken. Each returns the message for the server, or raises
-    `SumRefusal`: then nothing has left, and the seller counts as dropped out.
+    Steps are methods, in the order in which they are taken. Each returns the message for the server. If it raises
+    `SumRefusal`, nothing has left, and the seller counts as dropped out.
 
     Args:
         identity: the seller's registered signing key.
         journal: its state; the same one for all of its sums, in every process.
         consent: called with the roster of a round and the register's signature before anything else; raises
             `SumRefusal` for a round that this seller does not take part in. `Roster.check_members` and
-            `Roster.check_signature` are made for it. A seller without one supposes that each member is a party of
-            its own, and that nobody chose them.
+            `Roster.check_signature` can be used in it. Without `consent` the seller assumes that each member is a
+            separate party, and that nobody chose who takes part.
         minimum_cohort: the fewest sellers of a sum that it takes part in.
-        random_bytes: where secrets come from; the operating system outside tests.
+        random_bytes: the source of secrets; the operating system outside tests.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Client:
         self._random = random_bytes
 
     def commit(self, call: DealingCall) -> Commitment:
-        """Before the sums of a large round: checks who is dealt, and answers with the hash of a new secret.
+        """Before the sums of a large round: checks the roster, and answers with the hash of a new secret.
 
         Raises:
             SumRefusal: `terms` or `members` for a dealing that this seller does not take part in; `repeated` for a
@@ -122,7 +122,7 @@ class Client:
         return replace(unsigned, signature=self._identity.sign(unsigned.statement))
 
     def reveal(self, listed: CommitmentList) -> OpenedSecret:
-        """Opens the secret, for one list of commitments: from here on the cohorts of the round are fixed.
+        """Opens the secret, for one list of commitments only, which fixes the cohorts of the round.
 
         Raises:
             SumRefusal: `members` for a list that the registered sellers did not sign, that is too short, or that
@@ -157,7 +157,7 @@ class Client:
         with self._journal.open() as journal:
             _check_first(terms.round, journal.latest(terms.task))
             if terms.dealing:
-                # Consent was given to the whole roster, before this seller committed itself.
+                # Consent was given to the whole roster, before this seller sent its commitment.
                 _check_dealt(invitation, journal.dealing(terms.task))
             state = SumState(
                 terms.task,
@@ -207,10 +207,10 @@ class Client:
         return SealedShares(terms.digest, number, tuple(parcels))
 
     def check(self, delivered: DeliveredShares) -> CheckedShares:
-        """Opens what the others sealed, before anything is trained; says whose parcels are spoilt.
+        """Opens the shares that the others sealed, before training, and reports whose parcels are spoilt.
 
         Raises:
-            SumRefusal: `shares`, where fewer than the threshold are good: the sum could never be opened.
+            SumRefusal: `shares`, if fewer than the threshold are good: the sum could never be opened.
         """
         with self._journal.open() as journal:
             state, terms = self._at(journal, delivered.sum, Step.SHARED)
@@ -238,7 +238,7 @@ class Client:
         """Round 2, before training: agrees to mask a vector against these sellers. Returns the sum's terms.
 
         Raises:
-            SumRefusal: `survivors`, where they are too few, or the shares of one of them never came.
+            SumRefusal: `survivors`, if they are too few, or the shares of one of them never came.
         """
         with self._journal.open() as journal:
             state, terms = self._at(journal, request.sum, Step.CHECKED)
@@ -255,7 +255,7 @@ class Client:
             vector: (length,) int64, no entry beyond ± the terms' `largest`.
 
         Raises:
-            SumRefusal: `input`, for a vector that the sum cannot carry.
+            SumRefusal: `input`, for a vector of the wrong length or with larger entries.
         """
         with self._journal.open() as journal:
             state, terms = self._at(journal, digest, Step.ACCEPTED)
@@ -279,7 +279,7 @@ class Client:
                     total += pairwise
                 else:
                     total -= pairwise
-            # The vector is masked and may leave: from here on nobody may get it under other masks.
+            # The vector is masked and may leave. From here on it is never sent under other masks.
             journal.write(replace(state, step=Step.MASKED))
         return MaskedInput(terms.digest, number, pack(total, terms.bits))
 
@@ -287,7 +287,7 @@ class Client:
         """Round 3: signs the one list of survivors that this seller helps to open.
 
         Raises:
-            SumRefusal: `survivors`, where it names too few, leaves this seller out, or names one that it did not
+            SumRefusal: `survivors`, if the list is too short, leaves this seller out, or names one that it did not
                 mask against.
         """
         with self._journal.open() as journal:
@@ -299,10 +299,10 @@ class Client:
         return Confirmation(terms.digest, number, self._identity.sign(statement))
 
     def open(self, confirmed: Confirmations) -> OpenedShares:
-        """Round 4: gives out one share of each partner, if enough survivors signed the same list.
+        """Round 4: reveals one share of each partner, if enough survivors signed the same list.
 
         Raises:
-            SumRefusal: `survivors`, where they did not.
+            SumRefusal: `survivors`, if they did not.
         """
         with self._journal.open() as journal:
             state, terms = self._at(journal, confirmed.sum, Step.CONFIRMED)
@@ -345,13 +345,13 @@ class Client:
 
 
 def _check_first(round_: int, latest: SumState | DealingState | None) -> None:
-    """Refuses a round in which, or after which, something of the kind has begun."""
+    """Refuses a round if a sum or a dealing of this or a later round has begun."""
     if latest is not None and round_ <= latest.round:
         raise SumRefusal("repeated", f"round {round_}, and round {latest.round} has begun before")
 
 
 def _check_commitments(listed: CommitmentList, roster: Roster, number: int, own: bytes) -> None:
-    """Refuses a list of commitments that is too short, not signed, or not with this seller's own."""
+    """Refuses a list of commitments that is too short, not signed, or lacks this seller's own."""
     senders = [one.sender for one in listed.commitments]
     sellers = len(roster.members)
     needed = survivors_needed(sellers, roster.honest_share)
@@ -367,7 +367,7 @@ def _check_commitments(listed: CommitmentList, roster: Roster, number: int, own:
 
 
 def _check_dealt(invitation: Invitation, state: DealingState | None) -> None:
-    """Refuses a sum that is not the cohort which this round's dealing gave."""
+    """Refuses a sum whose members are not the cohort that follows from this round's dealing."""
     terms = invitation.terms
     if state is None or state.round != terms.round or not state.commitments:
         raise SumRefusal("members", "a cohort of a round in which this seller was not dealt")
@@ -384,17 +384,17 @@ def _check_dealt(invitation: Invitation, state: DealingState | None) -> None:
 
 
 def seed_commitment(seed: bytes, digest: bytes, number: int) -> bytes:
-    """A hash of the seed of a seller's own mask. The seed has 256 random bits, so the hash says nothing of it."""
+    """A hash of the seed of a seller's own mask. The seed has 256 random bits, so the hash does not reveal it."""
     return hashlib.sha256(label("seed") + digest + number.to_bytes(8, "little") + seed).digest()
 
 
 def own_mask(key_list: bytes, number: int) -> bytes:
-    """What the mask is bound to that a seller draws from its own seed."""
+    """The bytes that bind a seller's own mask, drawn from its seed, to the sum and to its number."""
     return label(OWN_MASK) + key_list + number.to_bytes(8, "little")
 
 
 def keys_fault(keys: AdvertisedKeys, terms: SumTerms) -> str | None:
-    """What is wrong with the keys that a seller advertised; None where nothing is."""
+    """What is wrong with the keys that a seller advertised; None if they are right."""
     if keys.sum != terms.digest or keys.sender >= terms.sellers:
         return "keys for another sum"
     if not (is_usable(keys.channel_key) and is_usable(keys.mask_key)):
@@ -409,7 +409,7 @@ def keys_fault(keys: AdvertisedKeys, terms: SumTerms) -> str | None:
 
 
 def _check_keys(listed: KeyList, terms: SumTerms, number: int, state: SumState) -> None:
-    """Refuses a list of keys that is too short, not signed, or not with this seller's own."""
+    """Refuses a list of keys that is too short, not signed, or lacks this seller's own."""
     senders = [keys.sender for keys in listed.keys]
     if senders != sorted(set(senders)):
         raise SumRefusal("members", "a list of keys with a seller twice, or out of order")
@@ -443,7 +443,7 @@ def _check_list(listed: tuple[int, ...], known: set[int], number: int, terms: Su
 
 
 def _direction(sender: int, receiver: int) -> bytes:
-    """Who sealed for whom: authenticated with the text, so that parcels cannot be exchanged."""
+    """Sender and receiver as bytes, authenticated with the text so that parcels cannot be swapped."""
     return sender.to_bytes(8, "little") + receiver.to_bytes(8, "little")
 
 
@@ -455,7 +455,7 @@ def _are_pieces(text: bytes, number: int) -> bool:
 
 
 def shares_by_owner(opened: Mapping[int, OpenedShares]) -> dict[int, dict[int, bytes]]:
-    """owner → who opened → its piece."""
+    """Owner of a secret → seller that opened a piece of it → the piece."""
     found: dict[int, dict[int, bytes]] = {}
     for opener, message in opened.items():
         for parcel in message.shares:

@@ -1,9 +1,9 @@
-"""Frozen records as bytes: one way to write each record, and nothing else is read as it.
+"""Frozen records as bytes. Each record has exactly one encoding, and other bytes are refused.
 
 Every field has a fixed place. An `int` is 8 bytes, little-endian and at least 0; a `float` is 8 bytes; `bytes` and
 `str` begin with their length in 4 bytes; a tuple begins with its number of items in 4 bytes; a record inside a
-record is written field by field. So two different records never have the same bytes, which is what hashes and
-signatures over them rely on.
+record is written field by field. So two different records of one kind never have the same bytes. Hashes and
+signatures over them rely on that.
 """
 
 from __future__ import annotations

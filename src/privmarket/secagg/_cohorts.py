@@ -1,11 +1,11 @@
-"""Several sums for many sellers: who is in which cohort is drawn by chance that nobody controls alone.
+"""Several sums for many sellers: each seller's cohort is drawn at random, and nobody controls the draw alone.
 
-A server that could choose cohorts would put one seller among its own. So the cohorts follow from a seed that is
-fixed only after everybody's keys are: every seller hands in its registered key with a commitment, the hash of a
-secret; the list of them is published; then the secrets are opened, and the seed is a hash of the list and of all
-secrets. One honest seller's secret makes the seed uniform, and nobody knows it before the list is fixed. Where a
-secret of the list stays closed there is no seed and no sum: otherwise whoever opens last could choose between two
-seeds. A seller opens its secret for one list of a round (`Client.reveal`), so a round is not dealt again.
+A server that could choose the cohorts could put one seller among its own. So the cohorts follow from a seed that is
+fixed after everybody's keys. First every seller sends a commitment, the hash of a secret, under its registered key.
+Then the list of commitments is published. Then the secrets are opened, and the seed is a hash of the list and of
+all secrets. If one seller is honest the seed is uniform, and nobody knows it before the list is fixed. If a secret
+of the list is not opened there is no seed and no sum: otherwise whoever opens last could choose between two seeds.
+A seller opens its secret for one list per round (`Client.reveal`), so a round cannot be dealt twice.
 
 The commitment and the order of the cohorts use SHA-256.
 """
@@ -46,7 +46,7 @@ def dealing_seed(commitments: Mapping[bytes, bytes], secrets: Mapping[bytes, byt
         secrets: registered key → secret.
 
     Raises:
-        SumRefusal: `members`, where a secret is missing or is not the one that was committed to.
+        SumRefusal: `members`, if a secret is missing or does not match its commitment.
     """
     for key, committed in commitments.items():
         secret = secrets.get(key, b"")
@@ -65,7 +65,7 @@ def dealing_seed(commitments: Mapping[bytes, bytes], secrets: Mapping[bytes, byt
 def deal_cohorts(
     members: Sequence[bytes], seed: bytes, largest: int = DEFAULT_COHORT
 ) -> tuple[tuple[bytes, ...], ...]:
-    """The cohorts of a round: as few as hold at most `largest` sellers each, and as equal as possible.
+    """The cohorts of a round: as few as possible with at most `largest` sellers each, of nearly equal sizes.
 
     Args:
         members: the registered keys of all awarded sellers, in any order.
@@ -73,7 +73,7 @@ def deal_cohorts(
         largest: the most sellers of one sum.
 
     Returns:
-        Each cohort's keys, ascending, as `SumTerms.members` wants them.
+        Each cohort's keys, ascending, as in `SumTerms.members`.
     """
     keys = sorted(set(members))
     if len(keys) != len(members):
@@ -84,7 +84,7 @@ def deal_cohorts(
 
 
 def deal_places(sellers: int, seed: bytes, largest: int = DEFAULT_COHORT) -> NDArray[np.int64]:
-    """(sellers,) the number of each seller's cohort; every dealing has the same probability over the seed."""
+    """(sellers,) the number of each seller's cohort. Over the seed, every assignment is equally likely."""
     if sellers < 1 or largest < 1:
         raise SumRefusal("terms", f"cohorts of at most {largest} of {sellers} sellers")
     hashes = [
@@ -99,19 +99,19 @@ def deal_places(sellers: int, seed: bytes, largest: int = DEFAULT_COHORT) -> NDA
 
 
 def cohort_sizes(sellers: int, largest: int = DEFAULT_COHORT) -> list[int]:
-    """How many sellers each cohort of a round has, largest first: as few cohorts as can be, and as equal."""
+    """How many sellers each cohort of a round has, largest first: as few cohorts as possible, nearly equal."""
     cohorts = cohorts_of(sellers, largest)
     smaller, larger = divmod(sellers, cohorts)
     return [smaller + 1] * larger + [smaller] * (cohorts - larger)
 
 
 def cohorts_of(sellers: int, largest: int = DEFAULT_COHORT) -> int:
-    """How many secure sums a round of so many sellers has; the noise grows with its square root."""
+    """How many secure sums a round of `sellers` sellers has; the noise grows with the square root of it."""
     return max(1, -(-sellers // largest))
 
 
 def honest_per_cohort(sellers: int, honest_share: float, largest: int = DEFAULT_COHORT) -> int:
-    """h of the largest cohort of so many sellers, where each one's own part of the noise is least; 0 for none."""
+    """h of the largest cohort of a round, where each seller's part of the noise is least; 0 without sellers."""
     if sellers == 0:
         return 0
     return honest_sellers(max(cohort_sizes(sellers, largest)), honest_share)
@@ -120,13 +120,13 @@ def honest_per_cohort(sellers: int, honest_share: float, largest: int = DEFAULT_
 def crowded_cohort_probability(
     sellers: int, colluders: int, honest_share: float, largest: int = DEFAULT_COHORT
 ) -> float:
-    """A bound on the probability that some cohort has more colluders than its sum may have.
+    """A bound on the probability that some cohort has more colluders than its sum tolerates.
 
-    Each cohort is a sample without replacement, so the number of colluders in it is hypergeometric; the bound adds
+    Each cohort is a sample without replacement, so its number of colluders is hypergeometric. The bound is the sum
     over cohorts.
 
     Args:
-        colluders: of all sellers of the round.
+        colluders: their number among all sellers of the round.
     """
     total = 0.0
     for size, cohorts in Counter(cohort_sizes(sellers, largest)).items():
@@ -135,7 +135,7 @@ def crowded_cohort_probability(
 
 
 def _more_than(allowed: int, drawn: int, colluders: int, sellers: int) -> float:
-    """The probability that of `drawn` sellers more than `allowed` collude: a hypergeometric tail."""
+    """The probability that more than `allowed` of `drawn` sellers collude: a hypergeometric tail."""
     found = np.arange(max(allowed + 1, drawn - (sellers - colluders)), min(drawn, colluders) + 1)
     chosen = _log_binomial(colluders, found) + _log_binomial(sellers - colluders, drawn - found)
     return float(np.exp(chosen - _log_binomial(sellers, np.array(drawn))).sum())

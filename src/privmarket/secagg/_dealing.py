@@ -1,9 +1,9 @@
-"""The server of a dealing: it collects commitments and secrets, and learns with everybody else who sums with whom.
+"""The server's part of a dealing: it collects commitments and secrets, from which the cohorts follow.
 
 A seller that sends no commitment stays on the roster and is dealt like all others; it counts as dropped out of its
-cohort's sum. A seller that sent one and does not open it stops the dealing: see `_cohorts`. A list of commitments
-must have as many as a sum of all would need survivors, so that two lists of one round cannot both be opened: each
-honest seller opens for one list only.
+cohort's sum. A seller that sent one and does not open it stops the dealing: see `_cohorts`. A list needs as many
+commitments as one sum of all sellers would need survivors. Each honest seller opens its secret for one list only,
+so two lists of one round cannot both be opened.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from privmarket.secagg._roster import DealingTerms
 
 
 class Dealer:
-    """One dealing. Usage is that of `Server`: `start`, `receive` and `advance` until nothing is sent any more.
+    """One dealing, used like `Server`: call `start`, then `receive` and `advance` until there is nothing to send.
 
     Args:
-        terms: who is dealt, and to cohorts of which size.
-        signature: of the register under the roster, where there is one.
+        terms: who is dealt, and the largest size of a cohort.
+        signature: of the register under the roster, if there is one.
 
     Attributes:
         cohorts: each cohort's keys, once the sellers are dealt.
         digest: what the terms of each sum name as `dealing`.
-        secrets: what each sum's invitation carries.
+        secrets: the opened secrets, which each sum's invitation contains.
         left_out: seller → why its message did not count.
     """
 
@@ -60,7 +60,7 @@ class Dealer:
         return dict.fromkeys(range(len(self.terms.roster.members)), self._call)
 
     def receive(self, message: DealtMessage) -> bool:
-        """Takes a seller's answer to the current step; whether it counts."""
+        """Takes a seller's answer to the current step. Returns whether it counts."""
         members = self.terms.roster.members
         sender = message.sender
         if message.dealing != self.terms.digest or sender >= len(members):
@@ -82,10 +82,10 @@ class Dealer:
         return True
 
     def advance(self) -> dict[int, DealerMessage]:
-        """Ends the current step; seller → the next message to it, none when the sellers are dealt.
+        """Ends the current step. Returns the next message to each seller, or none when the sellers are dealt.
 
         Raises:
-            SumClosed: too few sellers committed themselves, or one of them did not open its secret.
+            SumClosed: too few sellers sent commitments, or one of them did not open its secret.
         """
         members = self.terms.roster.members
         committed = sorted(self._commitments)
@@ -111,7 +111,7 @@ class Dealer:
 
     @property
     def waiting_for(self) -> frozenset[int]:
-        """Who has been asked and has not answered yet."""
+        """The sellers that have been asked and have not answered yet."""
         if self._listed:
             return frozenset(self._commitments) - frozenset(self._secrets)
         return frozenset(range(len(self.terms.roster.members))) - frozenset(self._commitments)

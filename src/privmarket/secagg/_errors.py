@@ -7,13 +7,13 @@ from typing import Literal
 from privmarket.errors import PrivmarketError
 
 Cause = Literal["message", "terms", "members", "keys", "shares", "survivors", "input", "repeated", "disk"]
-"""What a refusal is about: a message that cannot be read or that comes at the wrong time; the public numbers of
-the sum; who is in it; keys and signatures; sealed shares; the list of survivors; the seller's own vector; a step
-that was taken before; the file in which the seller keeps its state."""
+"""What a refusal is about, in this order: a message that cannot be read or comes at the wrong time; the public
+numbers of the sum; its members; keys and signatures; sealed shares; the list of survivors; the seller's own vector;
+a step that was taken before; the file in which the seller keeps its state."""
 
 
 class SumRefusal(PrivmarketError):
-    """A seller does not take a step of a secure sum. Nothing left its machine for it.
+    """A seller refuses a step of a secure sum. No message for this step left its machine.
 
     Attributes:
         cause: what the refusal is about.
@@ -27,6 +27,6 @@ class SumRefusal(PrivmarketError):
 
 
 class SumClosed(PrivmarketError):
-    """A sum cannot be opened any more: too few sellers came through, or secrets could not be restored."""
+    """A sum cannot be opened any more: too few sellers are left, or secrets could not be restored."""
 
     code = "sum-closed"

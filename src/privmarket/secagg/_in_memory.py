@@ -1,4 +1,4 @@
-"""A whole sum in one process: every message is written to bytes and read again, as on a wire."""
+"""A whole sum in one process. Every message is written to bytes and read again, as on a network."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def answer(client: Client, message: object, vector: Integers | None = None) -> S
     """What a seller answers to a server's message.
 
     Args:
-        vector: what it adds, where it is asked for that; a seller that trains calls `Client.accept`, trains, and
+        vector: what it adds, needed for that step only. A seller that trains calls `Client.accept`, trains, and
             calls `Client.mask` instead.
 
     Raises:
-        SumRefusal: it refuses, or the message is none of a server's.
+        SumRefusal: it refuses, or the message is not one that a server sends.
     """
     if isinstance(message, DealingCall):
         return client.commit(message)
@@ -57,7 +57,7 @@ def answer(client: Client, message: object, vector: Integers | None = None) -> S
 
 
 def add_up(terms: SumTerms, clients: Mapping[bytes, Client], vectors: Mapping[bytes, Integers]) -> OpenedSum | None:
-    """Plays a sum to its end: the total, or None where too few sellers came through.
+    """Runs a sum to its end. Returns the total, or None if too few sellers were left.
 
     Args:
         clients: registered key → seller; members without one have dropped out from the start.

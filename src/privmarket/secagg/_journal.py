@@ -1,16 +1,16 @@
-"""A seller's state of its secure sums, on its own disk: each step is written before its message leaves, once.
+"""A seller's state of its secure sums, on its own disk. Each step is written there before its message leaves.
 
-A server must not get two answers out of a seller for one step: two signed lists of survivors, or both secrets of
-one seller, give a vector away. So the state does not live in the messages' context, which a server's engine copies
-and replays, but in one file that is locked while a step is taken. The file is replaced in one piece and forced to
-disk before the step's message is returned. After a crash a step is therefore either not taken or written; in the
-second case it is not taken again, its message may be lost, and the seller counts as dropped out of it.
+A server must not get two answers from a seller to one step: two signed lists of survivors, or both secrets of one
+seller, would reveal a vector. So the state is not kept in the messages' context, which a server's engine can copy
+and replay, but in one file that is locked while a step is taken. The file is replaced as a whole and forced to disk
+before the step's message is returned. After a crash a step is therefore either not taken or written. If it is
+written, it is not taken again; its message may be lost, and then the seller counts as dropped out.
 
 Secrets of a sum are erased when it is opened, or when the next sum of its task begins.
 
-An older copy of the file that is put back would take steps again. A *head file* on another disk shows that: after
-each write it holds how often the journal was written, and a hash of it. A journal with fewer writes is refused, and
-one with as many and another content. One with more is not: a crash may come between the two writes.
+With an older copy of the file, steps could be taken again. A *head file* on another disk detects that: it holds the
+number of writes of the journal and a hash of its content. A journal with fewer writes is refused, and so is one
+with as many writes and other content. One with more is accepted, since a crash may come between the two writes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DIGEST_BYTES = 32
 
 
 class Step(IntEnum):
-    """How far a seller is in a sum: the last step that it has taken."""
+    """The last step of a sum that a seller has taken."""
 
     ADVERTISED = 1
     SHARED = 2
@@ -60,12 +60,12 @@ class SumState:
     """What a seller remembers of one task's latest sum.
 
     Attributes:
-        task, round: name the sum; no sum of a smaller or equal round begins for this task any more.
+        task, round: name the sum. No sum of this or an earlier round begins for this task again.
         digest, terms: the digest and the bytes of the sum's terms.
         step: the last step that was taken, see `Step`.
         channel_secret, mask_secret, seed: this seller's secrets.
         keys: the keys of all sellers, as they were listed.
-        shares: seller → its shares that were opened from what it sealed for this one, its own included.
+        shares: seller → the shares that it sealed for this one, opened; this seller's own included.
         partners: whom this seller masks against, itself included.
         survivors: the list that it signed.
     """
@@ -84,7 +84,7 @@ class SumState:
     survivors: tuple[int, ...] = ()
 
     def erased(self) -> SumState:
-        """The same sum, ended: its name stays, so that it cannot begin again."""
+        """The same sum, ended. Its name stays, so that it cannot begin again, and its secrets are gone."""
         return SumState(self.task, self.round, self.digest)
 
 
@@ -93,9 +93,9 @@ class DealingState:
     """What a seller remembers of one task's latest dealing.
 
     Attributes:
-        task, round: name it; none of a smaller or equal round begins for this task any more.
+        task, round: name it. No dealing of this or an earlier round begins for this task again.
         digest, terms: the digest and the bytes of the dealing's terms.
-        secret: what this seller committed itself to.
+        secret: the secret that this seller's commitment is the hash of.
         commitments: the one list for which it opened its secret; empty before that.
     """
 
@@ -113,8 +113,8 @@ class JournalState:
 
     Attributes:
         writes: how often it was written.
-        guarded: 1 where it has a head file, 0 where it has none.
-        identity: the secret signing key of a seller that is registered nowhere; empty for others.
+        guarded: 1 with a head file, 0 without.
+        identity: the secret signing key of a seller that is not registered anywhere; empty for others.
         sums: the latest sum of each task.
         dealings: the latest dealing of each task.
     """
@@ -155,19 +155,19 @@ class OpenJournal:
         return next((one for one in self._state.dealings if one.digest == digest), None)
 
     def identity(self) -> SigningIdentity:
-        """The journal's own signing key, made when it is first asked for."""
+        """The journal's own signing key, generated on first use."""
         if not self._state.identity:
             made = SigningIdentity.generate().secret
             self._write(replace(self._state, identity=made))
         return SigningIdentity(self._state.identity)
 
     def write(self, changed: SumState) -> None:
-        """Puts a sum in the place of its task's; on disk when this returns."""
+        """Replaces the state of a sum; it is on disk when this returns."""
         others = tuple(one for one in self._state.sums if one.task != changed.task)
         self._write(replace(self._state, sums=(*others, changed)))
 
     def write_dealing(self, changed: DealingState) -> None:
-        """Puts a dealing in the place of its task's; on disk when this returns."""
+        """Replaces the state of a dealing; it is on disk when this returns."""
         others = tuple(one for one in self._state.dealings if one.task != changed.task)
         self._write(replace(self._state, dealings=(*others, changed)))
 
@@ -182,10 +182,10 @@ class SumJournal(Protocol):
 
     @contextmanager
     def open(self) -> Iterator[OpenJournal]:
-        """The journal, locked until the block ends: nobody else takes a step meanwhile."""
+        """The journal, locked until the block ends, so that nobody else takes a step."""
 
     def store(self, state: JournalState) -> None:
-        """Replaces all that the journal holds. Only called while it is open."""
+        """Replaces the whole content of the journal. Only called while it is open."""
 
 
 class MemoryJournal:
@@ -208,10 +208,10 @@ class MemoryJournal:
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Waits until no other process or thread has this file locked, and keeps it until the block ends.
+    """Waits for the lock on a file, and holds it against other processes and threads until the block ends.
 
     Raises:
-        SumRefusal: `disk`, where it cannot be made.
+        SumRefusal: `disk`, if the file cannot be made.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -228,11 +228,11 @@ def locked(lock: Path) -> Iterator[None]:
 
 
 class FileJournal:
-    """A journal in one file that only its owner may read; `<file>.lock` beside it is what processes lock.
+    """A journal in one file that only its owner may read. Processes lock `<file>.lock` beside it.
 
     Args:
         path: the file; made, with its folder, by the first sum.
-        head_file: a second file, best on another disk, that shows when an older copy of `path` is put back.
+        head_file: a second file, best on another disk, with which an older copy of `path` is detected.
     """
 
     def __init__(self, path: Path | str, head_file: Path | str | None = None) -> None:
@@ -244,7 +244,7 @@ class FileJournal:
         """The journal, locked against other processes and threads.
 
         Raises:
-            SumRefusal: `disk`, where the file is damaged, cannot be read, or is an older copy.
+            SumRefusal: `disk`, if the file is damaged, cannot be read, or is an older copy.
         """
         with locked(self.path.with_name(self.path.name + ".lock")):
             state = self._load()
@@ -252,10 +252,10 @@ class FileJournal:
             yield OpenJournal(state, self)
 
     def store(self, state: JournalState) -> None:
-        """Replaces the file in one step, and forces it to disk; then the head file.
+        """Replaces the file in one step and forces it to disk, and then the head file.
 
         Raises:
-            SumRefusal: `disk`; then the step's message does not leave.
+            SumRefusal: `disk`, if that fails; then the step's message does not leave.
         """
         content = encode(replace(state, guarded=int(self.head_file is not None)))
         try:
@@ -319,5 +319,5 @@ class FileJournal:
 
 
 def _sealed(content: bytes) -> bytes:
-    """A hash that notices a damaged file; it is no protection against its owner."""
+    """A hash that detects a damaged file; it does not protect against the file's owner."""
     return hashlib.sha256(label("journal") + content).digest()

@@ -1,9 +1,9 @@
 """Keys of a secure sum: agreement by X25519, sealing by AES-256-GCM, signatures by Ed25519.
 
-The key that two sellers agree on is HKDF-SHA256 of their X25519 secret, bound to what it is for, to the sum, and
-to both public keys as they were sent. X25519 takes several writings for one point, so a colluder could hand in
-another seller's key with its top bit changed; since the public keys go into the hash, it agrees on other keys
-than the original.
+The key that two sellers agree on is HKDF-SHA256 of their X25519 secret, bound to its purpose, to the sum, and to
+both public keys as they were sent. X25519 accepts several encodings of one point, so a colluder could send another
+seller's key with the top bit changed. Since the public keys go into the hash, it would agree on other keys than the
+original.
 
 Implements: [RFC7748], [RFC5869], [RFC8032] by the `cryptography` library.
 """
@@ -27,7 +27,7 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 
 # The points of X25519's curve and its twist whose order divides 8, by their coordinate: with any of them every
-# secret key agrees on 0. The top bit of a written key is not looked at.
+# secret key agrees on 0. The top bit of an encoded key is ignored.
 _FIELD = 2**255 - 19
 _WITHOUT_TOP_BIT = 2**255 - 1
 _SMALL_ORDER = frozenset(
@@ -42,7 +42,7 @@ _SMALL_ORDER = frozenset(
 
 
 def label(purpose: str) -> bytes:
-    """The bytes with which everything that is hashed or signed for one purpose begins, and nothing else."""
+    """The prefix of everything that is hashed or signed for one purpose; no other purpose has the same prefix."""
     return b"privmarket secure sum: " + purpose.encode() + b"\x00"
 
 
@@ -107,7 +107,7 @@ def new_secret() -> bytes:
 
 
 def is_usable(public_key: bytes) -> bool:
-    """Whether two sellers can agree on a secret with this key: 32 bytes, and no point of small order."""
+    """Whether two sellers can agree on a secret with this key: 32 bytes that are not a point of small order."""
     if len(public_key) != KEY_BYTES:
         return False
     coordinate = (int.from_bytes(public_key, "little") & _WITHOUT_TOP_BIT) % _FIELD
@@ -119,7 +119,7 @@ class Agreement:
 
     Args:
         secret: this side's X25519 key.
-        purpose: what the keys are for; the same secret gives unrelated keys for other purposes.
+        purpose: the use of the keys; for other purposes the same secret gives unrelated keys.
         bound_to: the digest of the sum.
     """
 
@@ -129,10 +129,10 @@ class Agreement:
         self._info = label(purpose) + bound_to
 
     def key_with(self, other: bytes) -> bytes:
-        """The 32 bytes that this side and the owner of another public key have in common.
+        """The 32 bytes that this side shares with the owner of another public key.
 
         Raises:
-            SumRefusal: `keys`, where the other key is none, or of small order.
+            SumRefusal: `keys`, if the other is not a key, or is of small order.
         """
         if not is_usable(other):
             raise SumRefusal("keys", "a public key with which everybody agrees on the same secret, or none")
@@ -153,7 +153,7 @@ def seal(key: bytes, nonce: bytes, text: bytes, associated: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes | None:
-    """From `seal`; None where it was sealed under another key, for another purpose, or changed on the way."""
+    """The text that `seal` sealed; None if the key or the associated bytes are others, or bytes were changed."""
     if len(sealed) < NONCE_BYTES + TAG_BYTES:
         return None
     try:

@@ -1,7 +1,7 @@
 """Masks: integers modulo 2^bits from AES-128 in counter mode, and vectors as bytes.
 
 A masked vector has one integer more than the seller's own: a 1, so that the sum of k sellers ends in k. A total
-that does not is no sum, and is thrown away.
+without k at its end is discarded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def mask(secret: bytes, bound_to: bytes, length: int, bits: int) -> NDArray[np.u
     """(length,) integers whose lowest `bits` bits are uniform; those above may be anything.
 
     Args:
-        secret: what the mask follows from: an agreed key, or a seed.
-        bound_to: what it is for.
+        secret: an agreed key, or a seed, from which the mask is computed.
+        bound_to: names its use; other bytes give an unrelated mask.
     """
     stream = Cipher(algorithms.AES(derived(secret, bound_to, MASK_KEY_BYTES)), modes.CTR(bytes(16))).encryptor()
     if bits <= _NARROW_BITS:
@@ -40,7 +40,7 @@ def with_count(vector: Integers) -> Words:
 
 
 def without_count(total: Words, bits: int, sellers: int) -> Integers | None:
-    """(length,) a total modulo 2^bits, with its sign; None where it is not the sum of so many vectors."""
+    """(length,) a total modulo 2^bits, with its sign; None if it is not the sum of `sellers` vectors."""
     lowest = np.uint64((1 << bits) - 1)
     if int(total[-1] & lowest) != sellers % (1 << bits):
         return None
@@ -51,14 +51,14 @@ def without_count(total: Words, bits: int, sellers: int) -> Integers | None:
 
 
 def pack(words: Words, bits: int) -> bytes:
-    """Integers modulo 2^bits, in as few whole bytes each as hold them."""
+    """Integers modulo 2^bits as bytes, each in the fewest whole bytes that can hold it."""
     width = word_bytes(bits)
     kept = np.ascontiguousarray(words & np.uint64((1 << bits) - 1), dtype="<u8")
     return kept.view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
 def unpack(data: bytes, length: int, bits: int) -> Words | None:
-    """From `pack`; None where these are not so many integers below 2^bits."""
+    """The integers that `pack` wrote; None if these are not `length` integers below 2^bits."""
     width = word_bytes(bits)
     if len(data) != length * width:
         return None
@@ -71,5 +71,5 @@ def unpack(data: bytes, length: int, bits: int) -> Words | None:
 
 
 def word_bytes(bits: int) -> int:
-    """Whole bytes that hold an integer of so many bits."""
+    """How many whole bytes an integer of `bits` bits takes."""
     return -(-bits // 8)

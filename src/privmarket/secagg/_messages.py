@@ -1,7 +1,7 @@
-"""What server and sellers of a secure sum send each other: frozen records, and the one way to write them as bytes.
+"""The messages between server and sellers of a secure sum: frozen records, and their encoding as bytes.
 
-Sellers are named by their numbers, the places of their keys in the list of members. Every message names the sum by
-the digest of its terms.
+A seller's number is the place of its key in the list of members. Every message names the sum by the digest of its
+terms.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from privmarket.secagg._terms import SumTerms
 
 @dataclass(frozen=True)
 class Parcel:
-    """Bytes for, from or about one seller; what they are depends on the message."""
+    """Bytes for, from or about one seller; the message says which."""
 
     seller: int
     content: bytes
 
 
-# ---- dealing, before the sums, where a round has more sellers than one is made for -------------------------------
+# ---- dealing, before the sums, if a round has more sellers than one sum allows
+# ------------------------------------
 
 
 @dataclass(frozen=True)
 class DealingCall:
-    """Server to every awarded seller: commit yourself to a secret, from which the cohorts will follow."""
+    """Server to every awarded seller: asks for a commitment to a secret, from which the cohorts will follow."""
 
     terms: DealingTerms
     signature: bytes = b""
@@ -58,7 +59,7 @@ class Commitment:
 
 @dataclass(frozen=True)
 class CommitmentList:
-    """Server to every seller that committed itself: all commitments, by ascending number."""
+    """Server to every seller that sent a commitment: all commitments, by ascending number."""
 
     dealing: bytes
     commitments: tuple[Commitment, ...]
@@ -86,8 +87,8 @@ class Invitation:
     """Server to every member: the terms of a sum.
 
     Attributes:
-        signature: of the register under the roster, where there is one.
-        secrets: where the sellers were dealt to several sums, the secrets that all of them opened.
+        signature: of the register under the roster, if there is one.
+        secrets: if the sellers were dealt to several sums, the secrets that all of them opened.
     """
 
     terms: SumTerms
@@ -107,8 +108,8 @@ class AdvertisedKeys:
     Attributes:
         channel_key: X25519, for shares that other sellers send it.
         mask_key: X25519, for pairwise masks.
-        seed_commitment: a hash of the seed of its own mask, so that a wrong seed is noticed when it is restored.
-        signature: under all of this, by its registered key.
+        seed_commitment: a hash of the seed of its own mask, with which a restored seed is checked.
+        signature: over all of this, by its registered key.
     """
 
     sum: bytes
@@ -163,7 +164,7 @@ class DeliveredShares:
 
 @dataclass(frozen=True)
 class CheckedShares:
-    """Seller to server: it could open what was delivered, but for parcels of the sellers in `spoilt`."""
+    """Seller to server: it opened what was delivered, except the parcels of the sellers in `spoilt`."""
 
     sum: bytes
     sender: int
@@ -175,7 +176,7 @@ class CheckedShares:
 
 @dataclass(frozen=True)
 class InputRequest:
-    """Server to a seller: add your vector, masked against these sellers."""
+    """Server to a seller: asks for its vector, masked against these sellers."""
 
     sum: bytes
     partners: tuple[int, ...]
@@ -195,7 +196,7 @@ class MaskedInput:
 
 @dataclass(frozen=True)
 class SurvivorList:
-    """Server to every survivor: whose masked vectors came."""
+    """Server to every survivor: the sellers whose masked vectors came."""
 
     sum: bytes
     survivors: tuple[int, ...]
@@ -203,7 +204,7 @@ class SurvivorList:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Seller to server: its signature under key list and survivors."""
+    """Seller to server: its signature over the key list and the survivors."""
 
     sum: bytes
     sender: int
@@ -221,7 +222,7 @@ def survivors_statement(key_list: bytes, survivors: tuple[int, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class Confirmations:
-    """Server to every survivor: who signed the list."""
+    """Server to every survivor: the signatures under the list."""
 
     sum: bytes
     signatures: tuple[Parcel, ...]
@@ -229,7 +230,7 @@ class Confirmations:
 
 @dataclass(frozen=True)
 class OpenedShares:
-    """Seller to server: one share of each partner: of a survivor's seed, of a drop-out's mask key, never both."""
+    """Seller to server: one share per partner: of a survivor's seed, or of a drop-out's mask key, never both."""
 
     sum: bytes
     sender: int
@@ -268,10 +269,10 @@ def to_bytes(message: Message) -> bytes:
 
 
 def from_bytes(data: bytes) -> Message:
-    """From `to_bytes`.
+    """The message that `to_bytes` wrote.
 
     Raises:
-        SumRefusal: `message`, where these are not the bytes of one message.
+        SumRefusal: `message`, if these are not the bytes of one message.
     """
     if not data or data[0] >= len(_KINDS):
         raise SumRefusal("message", "bytes that are no message of a secure sum")

@@ -1,19 +1,19 @@
-"""Aggregate trust: what each seller adds to a sum of which the server sees nothing else.
+"""Aggregate trust: what each seller adds to a sum of which the server learns only the total.
 
 Under secure aggregation the server learns Y = Σ (w_i·S_i + N_i) and no single term. Each seller adds integer noise
-N_i of deviation D; whoever sees Y, also together with all but h honest sellers, meets noise of deviation √h·D. One
-record of client i moves the sum by w_i·C, so w_i = √h·D/(σ_i·C) makes this a Gaussian release of noise multiplier
-σ_i, whatever the others sold. The server divides by Σ w: updates are averaged with weights ∝ 1/σ_i.
+N_i of deviation D. Even for a server that colludes with all but h honest sellers, Y has noise of deviation √h·D.
+One record of client i moves the sum by w_i·C, so w_i = √h·D/(σ_i·C) makes this a Gaussian release of noise
+multiplier σ_i, whatever the others sold. The server divides by Σ w: updates are averaged with weights ∝ 1/σ_i.
 
 A sum is opened only if at least h + c sellers are in it. If at most c of the round's sellers work together with
-the server, at least h of those in the sum are honest, also where the server pretends that others dropped out.
+the server, at least h of those in the sum are honest, even if the server pretends that others dropped out.
 
-A round of more sellers than one sum is made for consists of several sums, of a cohort each (`_cohorts`). Each
-cohort carries its full noise, with its own h; so k cohorts have √k times the noise of one sum of all.
+A round with more sellers than one sum allows has several sums, one per cohort (`_cohorts`). Each has its full
+noise, with its own h; so k cohorts have √k times the noise of one sum of all.
 
 Notation: n sellers, c of them colluding, h honest ones in every opened sum, d parameters, C the clip norm, S_i the
 clipped sum of client i.
-Proof, also of what finite arithmetic costs: docs/theory/secure-sums.md.
+Proof, including finite arithmetic: docs/theory/secure-sums.md.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from privmarket.privacy._release import ReleaseGrid, double_sum_inflation, sum_i
 
 Integers = NDArray[np.int64]
 
-# Shares are made in float64, which holds every integer up to 2^53: a sum within that has no larger share. A share
-# that is rounded after its noise is in would break the proof.
+# Shares are made in float64, which holds every integer up to 2^53; no share of a sum below that is larger. Rounding
+# a share after its noise is added would break the proof.
 MODULUS_BITS = 54
 # Two digits of noise have deviation 2^15, which leaves room for the sum in a modulus of 32 bits.
 _MIN_LEVELS = 2
-# Rounding to the grid may add this share to the sensitivity; it is paid for by that much less weight.
+# Rounding to the grid may add this share to the sensitivity; the weight is smaller by as much.
 _GRID_SHARE = 2.0**-7
 # h·d draws, each within 4.05·2^−112 of a rounded Gaussian: 1.02·2^−80, below the 1.5·2^−80 that `calibration`
 # charges to δ.
@@ -45,22 +45,22 @@ MOST_DRAWS = 2**30
 
 
 def honest_sellers(sellers: int, honest_share: float) -> int:
-    """h = ⌈share·n⌉: so many honest sellers' noise is in every sum of n sellers that is opened."""
+    """h = ⌈share·n⌉: the number of honest sellers whose noise is in every opened sum of n sellers."""
     # A share such as 2/3 is a rounded number: 2/3·3 must give 2, not 3.
     return min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
 
 
 def colluders_allowed(sellers: int, honest_share: float) -> int:
-    """c = ⌈(n − h)/2⌉: so many of a round's n sellers may collude with the server; the other half may drop out."""
+    """c = ⌈(n − h)/2⌉: how many of a round's n sellers may collude with the server; n − h − c may drop out."""
     return -(-(sellers - honest_sellers(sellers, honest_share)) // 2)
 
 
 def survivors_needed(sellers: int, honest_share: float) -> int:
-    """How many of a round's n sellers must come through before the sum may be opened: h + c, or more.
+    """How many of a round's n sellers must survive before the sum may be opened: h + c, or more.
 
-    At most c of them collude, so at least h are honest, whoever else is said to have dropped out. And a seller
-    confirms one list of survivors: two lists with so many confirmations each would need more than n − c honest
-    sellers even if all c colluders confirm both, so nobody can have two different sums opened in one round.
+    At most c of them collude, so at least h are honest, whoever else is said to have dropped out. Each honest
+    seller confirms one list of survivors. Two lists with this many confirmations each would need more than n − c
+    honest sellers, even if all c colluders confirm both, so two different sums can never be opened in one round.
     """
     colluders = colluders_allowed(sellers, honest_share)
     return max(honest_sellers(sellers, honest_share) + colluders, (sellers + colluders) // 2 + 1)
@@ -68,11 +68,11 @@ def survivors_needed(sellers: int, honest_share: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SharedSum:
-    """The public numbers of one round's sums; every seller computes them from the awards and gets the same.
+    """The public numbers of one round's sums. Every seller computes the same numbers from the awards.
 
     Attributes:
-        honest: h of the smallest cohort; so many sellers' noise protects each of them.
-        thresholds: per cohort, fewer survivors than that reveal nothing, see `survivors_needed`.
+        honest: h of the smallest cohort: the noise of so many sellers protects each of them.
+        thresholds: per cohort, the fewest survivors with which its sum is opened, see `survivors_needed`.
         levels: digits of each seller's integer noise.
         weights: (sellers,) w, steps of the sums' grid per unit of a clipped sum.
         bits: sums are taken modulo 2^bits, and cannot wrap.
@@ -106,8 +106,9 @@ class SharedSum:
             clip_norm: C.
             parameters: d.
             honest_share: h/n, above 0 and at most 1.
-            modulus_bits: what the protocol that adds the integers can carry.
-            cohort_of: (sellers,) the cohort of each, from 0 on without gaps, see `deal_places`; one unless given.
+            modulus_bits: the largest modulus of the protocol that adds the integers, in bits.
+            cohort_of: (sellers,) the cohort of each, from 0 on without gaps, see `deal_places`; default: one
+                cohort.
         """
         sigma, held = np.broadcast_arrays(np.asarray(noise_multiplier, float), np.asarray(records, float))
         if sigma.ndim != 1 or not sigma.size or not (np.isfinite(sigma) & (sigma > 0)).all():
@@ -118,7 +119,7 @@ class SharedSum:
         sizes = np.bincount(cohorts)
         if cohorts.shape != sigma.shape or not sizes.all():
             raise PrivacyError(f"cohorts {cohort_of!r}", "give each seller's, from 0 on without gaps")
-        # The same for all cohorts, so that everybody's update counts in the same proportion to what it sold.
+        # The same for all cohorts, so that every update counts in proportion to what was sold.
         honest = min(honest_sellers(int(size), honest_share) for size in sizes)
         most_honest = max(honest_sellers(int(size), honest_share) for size in sizes)
         require_covered(most_honest, parameters)
@@ -145,25 +146,25 @@ class SharedSum:
 
     @property
     def needed(self) -> int:
-        """How many sellers must come through in the largest cohort."""
+        """How many sellers of the largest cohort must survive."""
         return max(self.thresholds)
 
     def grid(self, seller: int) -> ReleaseGrid:
-        """What seller number `seller` of the round rounds to and adds noise on: one step is 1/w of its sum."""
+        """The grid to which a seller of the round rounds its sum, and on which it adds noise; one step is 1/w."""
         return ReleaseGrid(1.0 / float(self.weights[seller]), self.levels)
 
     def counted(self, sellers: Sequence[int]) -> list[int]:
-        """Of the sellers that came through, those in whose cohort enough did: only their sums are opened."""
+        """The survivors among `sellers` whose cohort has enough survivors: only the sums of these are opened."""
         came = np.bincount(self.cohort_of[list(sellers)], minlength=self.cohorts)
         opens = came >= np.array(self.thresholds)
         return [seller for seller in sellers if opens[self.cohort_of[seller]]]
 
     def opened(self, shares: Integers, sellers: Sequence[int]) -> NDArray[np.float64] | None:
-        """(parameters,) Σ w·S / Σ w over the sellers that came through, with its noise; None for too few of them.
+        """(parameters,) Σ w·S / Σ w over the survivors, with its noise; None if there are too few of them.
 
         Args:
-            shares: (sellers that came through, parameters) what they sent; or sums of what some of them sent.
-            sellers: their numbers; all in cohorts of which enough came through, see `counted`.
+            shares: (survivors, parameters) what they sent; or sums of what some of them sent.
+            sellers: the survivors' numbers, all in cohorts that have enough of them, see `counted`.
         """
         if not sellers or len(self.counted(sellers)) < len(sellers):
             return None
@@ -178,7 +179,7 @@ class SharedSum:
 
 
 def require_covered(honest: int, parameters: int) -> None:
-    """Refuses a sum so large that the draws' distance from Gaussians is not covered by δ's share for it.
+    """Refuses a sum of so many draws that their distance from Gaussians exceeds the share of δ reserved for it.
 
     Raises:
         PrivacyError: h·d is above 2^30; see docs/theory/secure-sums.md.
@@ -193,7 +194,7 @@ def require_covered(honest: int, parameters: int) -> None:
 def largest_weights(
     noise_multiplier: ArrayLike, records: ArrayLike, *, honest: int, levels: int, clip_norm: float, parameters: int
 ) -> Array:
-    """(sellers,) the most by which each may multiply its clipped sum: a client checks what it is told against it.
+    """(sellers,) the largest factor for each one's clipped sum. A client checks the server's weight against it.
 
     Args:
         noise_multiplier, records, clip_norm, parameters: as for `SharedSum.plan`.
@@ -225,9 +226,9 @@ def alone_noise_multiplier(noise_multiplier: ArrayLike, honest: int) -> Array:
 def bits_at_most(
     clients: int, records: int, smallest_noise_multiplier: float, parameters: int, honest_share: float
 ) -> int:
-    """Bits that a round's sum needs if all clients sell the largest ε on offer: known before anyone has bid.
+    """Bits that a round's sum needs if all clients sell the largest ε on offer; known before anyone has bid.
 
-    A round in which some sell so little that everybody's noise takes another digit needs seven bits more;
+    If some clients sell so little that everybody's noise takes another digit, a round needs seven bits more;
     `SharedSum.plan` counts them and refuses what does not fit.
 
     Args:
@@ -241,7 +242,7 @@ def bits_at_most(
 
 
 def _levels(largest_noise_multiplier: float, honest: int, parameters: int) -> int:
-    """As few digits as keep the rounding of d coordinates a small share of what one record moves."""
+    """The fewest digits with which rounding d coordinates is a small share of the effect of one record."""
     for levels in range(_MIN_LEVELS, MAX_LEVELS + 1):
         reach = math.sqrt(honest) * noise_deviation(levels) / largest_noise_multiplier
         if math.sqrt(parameters) <= _GRID_SHARE * reach:
@@ -253,6 +254,6 @@ def _levels(largest_noise_multiplier: float, honest: int, parameters: int) -> in
 
 
 def _bits(largest_signal: float, sellers: int, levels: int) -> int:
-    """Bits of a two's complement that hold every possible sum: no clipped sum and no draw exceeds its bound."""
+    """Bits of a two's complement that can hold every possible sum, given the bounds on clipped sums and draws."""
     largest = math.ceil(largest_signal) + sellers * largest_noise(levels)
     return largest.bit_length() + 1

@@ -1,10 +1,9 @@
-"""A register of sellers in a folder: whose keys are known, and which rosters it has signed.
+"""A register of sellers in a folder: the keys it knows, and the rosters it has signed.
 
-Without a broker nobody but the server says who was awarded. A register is a party besides: it knows each seller's
-key from that seller itself, and signs for every round one roster, all of whose members it knows. A seller whose
-policy names the register joins no sum without that signature. So a server cannot fill a sum with sellers that it
-made up, and cannot show different rosters to different sellers. Whom it awards is still the server's choice: only a
-broker takes that from it too.
+Without a broker, only the server says who was awarded. A register is another party. It got each seller's key from
+that seller, and signs one roster per round, all of whose members it knows. A seller whose policy names the register
+joins no sum without that signature. So a server cannot fill a sum with sellers that it made up, and cannot show
+different rosters to different sellers. It still chooses whom it awards; only with a broker it does not.
 
 The folder has three files: `key`, the secret signing key; `sellers.csv`, one `public key,name` a line; and
 `signed.jsonl`, what was signed. It belongs on a machine that the server's operator does not run.
@@ -29,7 +28,7 @@ class SellerRegister:
     """A register in a folder.
 
     Args:
-        folder: as `make` left it.
+        folder: one that `make` made.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -59,7 +58,7 @@ class SellerRegister:
 
     @property
     def public_key(self) -> bytes:
-        """What sellers write into their policies, in hexadecimal: `register = "…"`."""
+        """The register's public key. Sellers write it into their policies in hexadecimal: `register = "…"`."""
         return self._identity.public_key
 
     def sellers(self) -> dict[bytes, str]:
@@ -75,10 +74,11 @@ class SellerRegister:
         return found
 
     def add(self, public_key: str, name: str) -> None:
-        """Registers a seller: the caller has made sure that the key is that party's, and its only one.
+        """Registers a seller. The caller must have made sure that the key belongs to that party and is its only
+        one.
 
         Raises:
-            ConfigurationError: it is no key, or key or name are there.
+            ConfigurationError: it is not a key, or the key or the name is registered already.
         """
         key = _key(public_key, "a seller's key")
         if not name or not name.isprintable():
@@ -90,11 +90,12 @@ class SellerRegister:
             _append(self.folder / "sellers.csv", f"{key.hex()},{name}\n")
 
     def sign(self, roster: Roster) -> bytes:
-        """Signs the roster of a round: one per round, of known sellers only. The same one again is signed again.
+        """Signs the roster of a round: one per round, of known sellers only. The same roster is signed again on
+        request.
 
         Raises:
-            SumRefusal: `members` for unknown sellers; `repeated` for a second roster of a round, or of an earlier
-                round than one that was signed.
+            SumRefusal: `members` for unknown sellers; `repeated` for a second roster of a round, or for a round
+                before the latest one.
         """
         roster.check()
         with locked(self.folder / "lock"):

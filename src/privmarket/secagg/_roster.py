@@ -1,7 +1,8 @@
-"""Who takes part in a round's secure sums, and how they are dealt to several where one sum is too small for them.
+"""Who takes part in a round's secure sums, and how they are dealt to several sums if they are too many for one.
 
-A seller must not learn from the server alone who was awarded: a server that chose would put one seller among its
-own. So the roster of a round is checked against a broker's or register's list, or carries a register's signature.
+A seller must not rely on the server alone for the list of awarded sellers: the server could put one seller among
+its own. So the roster of a round is checked against a broker's or register's list, or carries a register's
+signature.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from privmarket.secagg._plan import colluders_allowed
 from privmarket.secagg._shamir import MOST_PIECES
 
 _LONGEST_TASK = 512
-# Dealt sellers suppose so much fewer colluders than one sum of all would bear: chance must have some room.
+# With cohorts, this share of the colluders that one sum of all sellers tolerates is assumed: cohorts vary by
+# chance.
 _SUPPOSED_COLLUDERS = 0.6
 MOST_CROWDED = 1e-3
 """Sellers are not dealt to cohorts so small that some cohort has too many colluders with more than this
@@ -36,7 +38,7 @@ class Roster:
     Attributes:
         task, round: name the round.
         members: the sellers' registered Ed25519 keys, 32 bytes each, ascending.
-        honest_share: h/n, which every sum of the round rests on.
+        honest_share: h/n in every sum of the round.
     """
 
     task: str
@@ -53,14 +55,14 @@ class Roster:
         """A seller's number: the place of its key.
 
         Raises:
-            SumRefusal: `members`, where it is not one of them.
+            SumRefusal: `members`, if it is not one of them.
         """
         if key not in self.members:
             raise SumRefusal("members", "a sum of which this seller is no member")
         return self.members.index(key)
 
     def check(self) -> None:
-        """Refuses what no round can have.
+        """Refuses a roster that no round can have.
 
         Raises:
             SumRefusal: `terms` or `members`.
@@ -77,8 +79,7 @@ class Roster:
     def check_members(self, awarded: Collection[bytes]) -> None:
         """Refuses a roster whose members are not exactly the awarded sellers.
 
-        With a part of them a server would choose who is in the sum: 18 of 99 with its own 17 leave a seller almost
-        alone.
+        If a part sufficed, the server could choose who is in the sum: of 18 out of 99 sellers, 17 could be its own.
 
         Args:
             awarded: the registered keys of the sellers to whom this round was awarded, from a broker or register.
@@ -95,7 +96,7 @@ class Roster:
             )
 
     def to_json(self) -> str:
-        """The roster as text, for whoever carries it to a register."""
+        """The roster as text, to be sent to a register."""
         keys = [key.hex() for key in self.members]
         return json.dumps(
             {"task": self.task, "round": self.round, "members": keys, "honest_share": self.honest_share}
@@ -103,10 +104,10 @@ class Roster:
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
-        """From `to_json`.
+        """The roster that `to_json` wrote.
 
         Raises:
-            SumRefusal: `message`, where the text is no roster.
+            SumRefusal: `message`, if the text is not a roster.
         """
         try:
             fields = json.loads(text)
@@ -141,7 +142,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class DealingTerms:
-    """A round of more sellers than one sum is made for.
+    """The terms of a round with more sellers than one sum allows.
 
     Attributes:
         roster: all awarded sellers.
@@ -162,7 +163,7 @@ class DealingTerms:
         return min(cohort_sizes(len(self.roster.members), self.largest_cohort))
 
     def check(self) -> None:
-        """Refuses cohorts in which colluders would meet by chance.
+        """Refuses cohorts so small that one of them would get too many colluders by chance.
 
         Raises:
             SumRefusal: `terms` or `members`.

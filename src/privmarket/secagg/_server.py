@@ -1,8 +1,8 @@
 """The server of a secure sum: it carries messages from seller to seller, and takes the masks off the total.
 
-The server is no party that anybody trusts: what sellers rely on they check themselves (`Client`). What it checks
-here serves the sum: whatever one seller sends cannot spoil it for the others as long as enough are left, and a
-total is given out only if it is the exact sum over the list that the survivors signed.
+Sellers do not trust the server: they check everything that they rely on (`Client`). The checks here protect the
+sum. No message of a seller can spoil it for the others as long as enough are left, and a total is returned only if
+it is the exact sum over the list that the survivors signed.
 
 Implements: the server of [BonawitzEtAl2017], figure 4.
 """
@@ -55,12 +55,12 @@ from privmarket.secagg._shamir import PIECE_BYTES, piece_number, restore
 from privmarket.secagg._terms import SumTerms
 
 _SEALED_BYTES = NONCE_BYTES + 2 * PIECE_BYTES + TAG_BYTES
-# How many random sets of pieces are tried where a restored secret is not the one that was committed to.
+# How many random sets of pieces are tried if a restored secret does not match its commitment.
 _TRIES = 64
 
 
 class Phase(IntEnum):
-    """What the server waits for."""
+    """The messages that the server waits for."""
 
     KEYS = 0
     SHARES = 1
@@ -83,7 +83,7 @@ _EXPECTED: dict[Phase, type] = {
 
 @dataclass(frozen=True, eq=False)
 class OpenedSum:
-    """What a sum came to.
+    """The result of a sum.
 
     Attributes:
         total: (length,) int64, the sum of the survivors' vectors.
@@ -97,14 +97,14 @@ class OpenedSum:
 class Server:
     """One secure sum.
 
-    Usage: send what `start` returns; give every answer to `receive`; when all that are expected are there, or a
-    deadline has passed, send what `advance` returns; and so on until `result` is there. Messages that come late,
-    twice or out of turn are ignored.
+    Usage: send what `start` returns, and pass every answer to `receive`. When all expected answers are there, or a
+    deadline has passed, send what `advance` returns. Repeat until `result` is there. Messages that come late, twice
+    or out of turn are ignored.
 
     Args:
         terms: the public numbers.
-        signature: of the register under the roster, where there is one.
-        secrets: of the sellers that were dealt to several sums, see `Dealer`.
+        signature: of the register under the roster, if there is one.
+        secrets: of the dealing, if the sellers were dealt to several sums, see `Dealer`.
 
     Attributes:
         phase: what the server waits for.
@@ -133,12 +133,12 @@ class Server:
 
     @property
     def waiting_for(self) -> frozenset[int]:
-        """Who has been asked and has not answered yet."""
+        """The sellers that have been asked and have not answered yet."""
         return self._expected - self._answered()
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Whose masked vectors came, once that is settled."""
+        """The sellers whose masked vectors came; empty before that step has ended."""
         return self._survivors
 
     def start(self) -> dict[int, ServerMessage]:
@@ -146,7 +146,7 @@ class Server:
         return dict.fromkeys(range(self.terms.sellers), self._invitation)
 
     def receive(self, message: SellerMessage) -> bool:
-        """Takes a seller's answer to the current step; whether it counts."""
+        """Takes a seller's answer to the current step. Returns whether it counts."""
         if self.phase is Phase.DONE or type(message) is not _EXPECTED[self.phase]:
             return False
         sender = message.sender
@@ -159,7 +159,7 @@ class Server:
         return fault is None
 
     def advance(self) -> dict[int, ServerMessage]:
-        """Ends the current step with the answers that came; seller → the next message to it, none at the end.
+        """Ends the current step. Returns the next message to each seller, or none at the end.
 
         Raises:
             SumClosed: too few sellers are left, or the total is not the sum of what they sent.
@@ -197,7 +197,7 @@ class Server:
         return frozenset(answered[self.phase])
 
     def _take(self, message: SellerMessage) -> str | None:
-        """Keeps what a message says; or returns why it does not count."""
+        """Stores a message's content, or returns the reason why it does not count."""
         terms = self.terms
         sender = message.sender
         if isinstance(message, AdvertisedKeys):
@@ -277,7 +277,7 @@ class Server:
     def _pass_on_confirmations(self) -> dict[int, ServerMessage]:
         signed = self._enough(self._signed, "confirmed the list of survivors")
         signatures = tuple(Parcel(seller, self._signed[seller]) for seller in signed)
-        # Also to those whose own signature was lost: they may have signed, and then they can help.
+        # Also to sellers whose signature did not arrive: they may have signed, and then they can help.
         return dict.fromkeys(self._survivors, Confirmations(self.terms.digest, signatures))
 
     def _unmask(self) -> dict[int, ServerMessage]:
@@ -320,14 +320,15 @@ class Server:
     def _restored(
         self, owner: int, pieces: Mapping[int, bytes], order: list[int], is_right: Callable[[bytes], bool]
     ) -> tuple[bytes, list[int]]:
-        """A seller's secret from the first pieces in `order` that give it; and the order to try first next time.
+        """A seller's secret from the first pieces in `order` that give it, and the order to use for the next
+        secret.
 
-        Some sellers may send wrong pieces. Whoever was in a set that gave the right secret is asked first for the
-        next one, so that a few wrong senders cost a few tries in all.
+        Some sellers may send wrong pieces. Those in a set that gave the right secret are tried first for the next
+        one, so a few wrong senders cost a few tries in all.
         """
         threshold = self.terms.threshold
         rng = np.random.default_rng(owner)
-        # Every one of them is left out at least once; after that sets are drawn at random.
+        # Each of them is left out once; after that, sets are drawn at random.
         rotations = [order[at:] + order[:at] for at in range(len(order))] if len(order) > threshold else [order]
         for tried in range(len(rotations) + _TRIES):
             if tried < len(rotations):
@@ -341,14 +342,14 @@ class Server:
 
 
 def without_complaints(spoilt: Mapping[int, tuple[int, ...]]) -> set[int]:
-    """Sellers among whom nobody complains about another's shares.
+    """A set of sellers in which nobody complains about another's shares.
 
-    Who is involved in most complaints, made or received, goes first; of two with as many the one that more complain
-    about. So a seller that spoils many shares, or complains of many, loses itself, and a wrong
-    complaint costs at most one honest seller.
+    Sellers are removed one by one: the one involved in most complaints, made or received, and among equals the one
+    that more complain about. So a seller that spoils many shares, or complains about many, is removed itself, and a
+    wrong complaint removes at most one honest seller.
 
     Args:
-        spoilt: seller → whose shares it could not open. Sellers that did not answer are not in it.
+        spoilt: seller → the sellers whose shares it could not open. Those that did not answer are not in it.
     """
     left = set(spoilt)
     while True:

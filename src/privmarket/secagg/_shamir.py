@@ -1,12 +1,12 @@
-"""A secret of 32 bytes in pieces of which T restore it and fewer say nothing: Shamir's scheme.
+"""Shamir's scheme: a secret of 32 bytes in pieces. Any T of them restore it, and fewer reveal nothing.
 
 The secret is read as 18 numbers of 15 bits, each the constant term of a random polynomial of degree T − 1 over the
-field of 65,521 elements; piece number x holds the polynomials' values at x. Values of all polynomials at all
+field of 65,521 elements; piece number x holds the polynomials' values at x. The values of all polynomials at all
 numbers are one product of two matrices of numbers below 2^16, whose sums stay below 2^53 and are exact in floating
 point. So a secret is cut into a hundred pieces in less than a millisecond.
 
-That fewer than T pieces are independent of the secret holds in every field with more elements than pieces; its
-size has no part in it, as every value of the secret fits the pieces that are known.
+Fewer than T pieces are independent of the secret in every field with more elements than pieces, however small,
+since every value of the secret is consistent with them.
 
 A piece: its number in 2 bytes, then 2 bytes per polynomial.
 Implements: [Shamir1979].
@@ -37,7 +37,7 @@ Whole = NDArray[np.int64]
 def split(
     secret: bytes, threshold: int, pieces: int, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> list[bytes]:
-    """So many pieces of the secret, numbered from 1, any `threshold` of which restore it.
+    """`pieces` pieces of the secret, numbered from 1, any `threshold` of which restore it.
 
     Raises:
         ValueError: unless 1 ≤ threshold ≤ pieces < 65,521 and the secret has 32 bytes.
@@ -53,7 +53,7 @@ def split(
 
 
 def piece_number(piece: bytes) -> int:
-    """The number of a piece; 0, which no piece has, where these bytes are none."""
+    """The number of a piece, from 1 on; 0 if these bytes are not a piece."""
     return int.from_bytes(piece[:_ELEMENT_BYTES], "little") if len(piece) == PIECE_BYTES else 0
 
 
@@ -61,8 +61,8 @@ def restore(pieces: Sequence[bytes]) -> bytes | None:
     """The secret, from exactly as many pieces as its threshold.
 
     Returns:
-        None where the pieces are damaged or certainly not of one secret. Wrong pieces may still give a wrong
-        secret (one time in 2^32): whoever can must compare it with what was committed to.
+        None if the pieces are damaged or certainly not of one secret. Wrong pieces may still give a wrong secret
+        (one time in 2^32), so compare the result with a commitment.
     """
     if {len(piece) for piece in pieces} != {PIECE_BYTES}:
         return None
@@ -90,7 +90,7 @@ def _secret(limbs: Whole) -> bytes | None:
 
 
 def _uniform(rows: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.float64]:
-    """(rows, limbs) elements of the field, each as likely: words of 16 bits, those beyond the field thrown away."""
+    """(rows, limbs) uniform elements of the field: words of 16 bits, without those beyond the field."""
     wanted = rows * _LIMBS
     drawn = np.empty(0, dtype="<u2")
     while drawn.size < wanted:

@@ -1,4 +1,4 @@
-"""The public numbers of one secure sum, which every seller checks and every key and signature is bound to."""
+"""The public numbers of one secure sum. Every seller checks them; every key and signature is bound to them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class SumTerms:
-    """What all sellers of a sum must have been told alike.
+    """The numbers that must be the same for all sellers of a sum.
 
     Attributes:
         task: names the run or task; a seller takes part in one sum per task and round.
         round: its number, which grows from sum to sum of a task.
-        members: the registered Ed25519 keys of all awarded sellers, or of a cohort that was dealt of them; 32
-            bytes each, ascending. A seller's number in the sum is its key's place in this list.
-        honest_share: h/n; so many honest sellers' noise is in every opened sum. The threshold follows from it.
+        members: the registered Ed25519 keys of all awarded sellers, or of one cohort of them; 32 bytes each,
+            ascending. A seller's number in the sum is its key's place in this list.
+        honest_share: h/n. The noise of h honest sellers is in every opened sum; the threshold follows from it.
         length: how many integers each seller adds.
         bits: sums are taken modulo 2^bits.
         largest: no seller adds an integer above this or below minus this; n times it must fit into `bits` bits.
-        binding: a hash of whatever else all sellers must agree on (awards, digits of noise, names of arrays).
-        dealing: names the dealing that gave this cohort (`dealt_digest`); empty where all awarded sellers are in
-            one sum.
+        binding: a hash of everything else that all sellers must agree on (awards, digits of noise, names of
+            arrays).
+        dealing: names the dealing that gave this cohort (`dealt_digest`); empty if all awarded sellers are in one
+            sum.
     """
 
     task: str
@@ -62,7 +63,7 @@ class SumTerms:
 
     @property
     def threshold(self) -> int:
-        """T: fewer survivors than that open nothing, and fewer shares than that restore nothing."""
+        """T: the fewest survivors that can open the sum, and the fewest shares that restore a secret."""
         return survivors_needed(self.sellers, self.honest_share)
 
     @cached_property
@@ -79,7 +80,7 @@ class SumTerms:
         """A seller's number in the sum.
 
         Raises:
-            SumRefusal: `members`, where it is not in the sum.
+            SumRefusal: `members`, if it is not in the sum.
         """
         return self.roster.number_of(key)
 
@@ -101,5 +102,5 @@ class SumTerms:
 
 
 def exact_bits(largest: int, sellers: int) -> int:
-    """The fewest bits in which the sum of so many integers of at most `largest` cannot wrap."""
+    """The fewest bits in which the sum of `sellers` integers of at most `largest` cannot wrap."""
     return (sellers * largest).bit_length() + 1

@@ -1,8 +1,8 @@
-"""Norms from above, factors from below, sums in blocks: the arithmetic behind every clipped sum.
+"""The arithmetic of clipped sums: norms rounded up, clip factors rounded down, sums added in blocks.
 
-What a record adds to a sum is defined by float32 numbers. Its norm is bounded from above in float64, its clip
-factor is rounded down, and contributions are added in blocks whose error `privacy._release.sum_inflation` states.
-Why that is private in the arithmetic that runs: docs/theory/finite-arithmetic.md.
+The contribution of a record to a sum is defined by float32 numbers. Its norm is bounded from above in float64, its
+clip factor is rounded down, and contributions are added in blocks whose error `privacy._release.sum_inflation`
+bounds. docs/theory/finite-arithmetic.md proves that this is private in floating-point arithmetic.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from torch import Tensor
 
 from privmarket.privacy._release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELLATION
 
-# Rows of every product over a Poisson sample; rows of any width begin at multiples of 64 bytes from tile to tile.
+# Number of rows of each product over a Poisson sample. With it, every tile begins at a multiple of 64 bytes.
 TILE_ROWS = 16
 
-# Sums of more squares than this are taken in float64; for fewer, float32's worst case is below 0.1 %.
+# Sums of more squares than this are computed in float64. For fewer, float32 is off by less than 0.1 % in the worst
+# case.
 _SQUARES_IN_FLOAT32 = 2**14
-# A squared norm beyond this counts as not finite, so that no product of factors can lose its small bits.
+# A larger squared norm counts as not finite, so that no product of factors underflows.
 _LARGEST_ENERGY = 2.0**126
-# Clipping stays below C by these shares. They cover the rounding of factors and of norms, where several factors add
-# up to one contribution (persons, tokens) also what float64 sums of them are off by.
+# Clipping stays below C by these shares. They cover the rounding of factors and norms, and for persons and tokens,
+# where several parts add up to one contribution, also the error of float64 sums.
 _RECORD_MARGIN = 2.0**-20
 _PERSON_MARGIN = 2.0**-19
 _TOKEN_MARGIN = 2.0**-18
 _ZERO = torch.zeros(())
-# What is given back for cancellation inside one contribution, as a share of A², see `group_factors`.
+# Added to the squared norm, as a share of A², for cancellation inside one contribution, see `group_factors`.
 _CANCELLATION_SLACK = 2.0**-26
 
 
@@ -46,10 +47,10 @@ class Summation(Enum):
 
 
 def row_energy(rows: Tensor) -> Tensor:
-    """(rows, n) float32 → (rows,) float64, never below Σ squares; infinite beyond 2^126 and for what is no number.
+    """(rows, n) float32 → (rows,) float64, never below Σ squares; infinite beyond 2^126 and for NaN.
 
     A float32 sum of n squares, in any order, loses at most a share γ = (n + 4)u/(1 − (n + 4)u), u = 2^−24, and
-    n·2^−125 by underflow [Higham2002]; both are given back.
+    n·2^−125 by underflow [Higham2002]; both are added to it.
     """
     return row_energies([rows])[0]
 
@@ -64,13 +65,13 @@ def row_energies(tensors: Sequence[Tensor]) -> Tensor:
             norms.append(torch.linalg.vector_norm(rows, dim=1).double())
     shares, floors = _given_back(tuple([rows.shape[1] for rows in tensors]))
     energy = torch.stack(norms).square_().mul_(shares).add_(floors)
-    # What is no number is not below the limit either.
+    # NaN is not below the limit either.
     return energy.masked_fill_(~(energy <= _LARGEST_ENERGY), torch.inf)
 
 
 @lru_cache(maxsize=256)
 def _given_back(widths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(widths, 1) float64 each: what sums of so many squares are multiplied by, and what is added to them."""
+    """(widths, 1) float64 each: the factor and the summand that make a sum of so many squares an upper bound."""
     shares: list[float] = []
     for n in widths:
         unit = (n + 4) * 2.0**-24
@@ -86,7 +87,7 @@ def clip_factors(squared_norms: Tensor, clip_norm: float, spread: Tensor | None 
     Args:
         squared_norms: (rows,) bounds of ‖g‖².
         spread: (rows,) A² ≥ (Σ‖parts‖)² of those layers whose gradient is a sum of parts that are scaled one by one
-            (a linear layer on several tokens, if that sum is not formed). The squared norm is lifted by 2^−26·A²,
+            (a linear layer on several tokens, if that sum is not formed). 2^−26·A² is added to the squared norm,
             and f·A is at most 64·C, as for persons (`group_factors`).
     """
     squared = squared_norms.double()
@@ -104,9 +105,9 @@ def clip_factors(squared_norms: Tensor, clip_norm: float, spread: Tensor | None 
 def group_factors(squared_norms: Tensor, energy: Tensor, members: Tensor | int, clip_norm: float) -> Tensor:
     """(groups,) float64, at most min(1, C/‖Σ g‖) of each group of records that are clipped together.
 
-    With A² = members·Σ‖g‖² ≥ (Σ‖g‖)² the squared norm of the sum is lifted by 2^−26·A², which covers cancellation:
-    of records that cancel each other nothing is left but how they were rounded. 64·members·C/A is a second limit,
-    so that the sizes of all contributions together stay below 64·members·C.
+    Let A² = members·Σ‖g‖² ≥ (Σ‖g‖)². 2^−26·A² is added to the squared norm of the sum, because of records that
+    cancel each other nothing is left but rounding errors. 64·members·C/A is a second limit, so that the norms of
+    all contributions add up to at most 64·members·C.
 
     Args:
         squared_norms: (groups,) ‖Σ g‖² as computed in float64.
@@ -127,7 +128,7 @@ def rounded_down(factor: Tensor) -> Tensor:
 
 
 def even_blocks(rows: int, most: int = BLOCK_RECORDS) -> Iterator[slice]:
-    """Cuts rows into as few blocks of at most `most` as there can be, of nearly equal size."""
+    """Cuts rows into the fewest blocks of at most `most` rows, of nearly equal size."""
     count = -(-rows // most)
     for k in range(count):
         yield slice(k * rows // count, (k + 1) * rows // count)
@@ -138,8 +139,8 @@ def add_product(
 ) -> None:
     """target ← target + leftᵀ·right, (rows, m) and (rows, n) or (rows,); FEW overwrites a `fresh` target.
 
-    Rows of `left` where `bad` is true are taken as zeros, in their own block only: a copy of the others might lie
-    otherwise in memory, and a library may then add in another order.
+    Rows of `left` where `bad` is true count as zeros. Only their own block is copied for that: a copy may be
+    aligned differently in memory, and a library may then add in another order.
     """
     multiply = torch.mm if right.ndim == 2 else torch.mv
     rows = left.shape[0]
@@ -176,17 +177,17 @@ def add_product(
 
 
 def tiled(drawn: NDArray[np.int64], tile: int = TILE_ROWS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lays a Poisson sample out in tiles of equal size: record r stands at place r mod `tile` of one of them.
+    """Lays a Poisson sample out in tiles of equal size: record r is row r mod `tile` of one of them.
 
-    How a library computes a row may depend on how many rows there are, and on where the row stands: it adds in
-    another order where a row does not begin at a multiple of 16 bytes. So every product is of one tile, and a
-    record's place in it does not depend on who else was drawn.
+    How a library computes a row may depend on the number of rows and on the row's place: it adds in another order
+    if a row does not begin at a multiple of 16 bytes. So every product is over one tile, and a record's place in it
+    does not depend on which other records were drawn.
 
     Args:
         drawn: (drawn,) numbers of records, ascending.
 
     Returns:
-        (rows,) the record in each row, 0 in rows that only fill up; (drawn,) the row of each drawn record.
+        (rows,) the record in each row, 0 in unused rows; (drawn,) the row of each drawn record.
     """
     slots = drawn % tile
     order = np.argsort(slots, kind="stable")
@@ -201,7 +202,7 @@ def tiled(drawn: NDArray[np.int64], tile: int = TILE_ROWS) -> tuple[NDArray[np.i
 
 @contextmanager
 def conventional_products() -> Iterator[None]:
-    """float32 products are float32 inside, even where the caller allowed bfloat16 or TF32 or set up autocast."""
+    """A context in which float32 products use float32, whatever the caller allowed (bfloat16, TF32, autocast)."""
     before = torch.get_float32_matmul_precision()
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
@@ -215,10 +216,10 @@ def conventional_products() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread inside, as before outside.
+    """A context in which torch computes in one thread.
 
-    More threads than free cores slow training down many times, and how a product is added up may depend on their
-    number.
+    More threads than free cores make training many times slower, and the order in which a product is added up may
+    depend on their number.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -5,17 +5,17 @@ layer that normalises over the batch, or a forward pass that subtracts the batch
 record then moves the clipped sum by tens of clip norms. Two checks are made:
 
 - `layer_findings` names layers that are known to mix records;
-- `row_findings` runs the module on random numbers and watches: changing row i must leave every other row's output
-  as it was, to the last bit; a row alone must give the output and gradient that it gives among others; and no call
-  may leave a trace in the next one. The same in blocks of just the sizes in which training computes, where what
-  the engine notes for each record is compared with the gradient of that record alone. It is run with the weights
-  that a server sent, too: what a forward pass does may depend on them. A module that mixes records only for inputs
-  that random ones never reach is not caught.
+- `row_findings` runs the module on random numbers. Changing row i must not change any bit of another row's output;
+  a row alone must give the output and gradient that it gives among others; and no call may influence the next one.
+  The same is tried in blocks of the sizes that training uses, in which the gradient that the engine computes for
+  each record is compared with the gradient of that record alone. It is also run with the weights that a server
+  sent, since a forward pass may depend on them. A module that mixes records only for inputs that random numbers
+  never reach is not detected.
 
-A plain stack of layers that we know (`_stacks`), with one of our own losses, is only tried for the shapes that go
-in and come out: such layers keep records apart by what they are.
+A plain stack of known layers (`_stacks`) with one of the built-in losses is tried for its input and output shapes
+only: such layers never mix records.
 
-Values of records are never used, only their shape and type, so that the answer tells nothing about them.
+Only the shape and type of records are used, never their values, so the answer reveals nothing about them.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ def require_per_record(
 
     Args:
         module: not changed.
-        inputs, labels: records whose shape and type are taken; None looks at the layers only.
+        inputs, labels: records, of which the shape and type are used; with None only the layers are checked.
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
-        weights: trainable arrays by name, as a server sent them; tried beside the module's own and random ones.
+        weights: trainable arrays by name, as a server sent them; tried in addition to the module's own and random
+            ones.
 
     Raises:
         ModelError: names the first layer, why, and what to use instead.
@@ -95,7 +96,7 @@ def require_per_record(
 
 
 def require_supported(module: nn.Module) -> None:
-    """As `require_per_record`, before anyone has records: tried on made-up inputs where their shape can be guessed.
+    """`require_per_record` without records: the module is run on made-up inputs if their shape can be guessed.
 
     Raises:
         ModelError: the model mixes records.
@@ -109,14 +110,14 @@ def require_supported(module: nn.Module) -> None:
 
 
 def _squares(outputs: Tensor, _: Tensor) -> Tensor:
-    """The sum of each record's squared outputs: stands in where the model's own loss is not known."""
+    """The sum of each record's squared outputs; used if the model's own loss is not known."""
     return outputs.flatten(1).square().sum(1) if outputs.ndim > 1 else outputs.square()
 
 
 def plausible_inputs(module: nn.Module) -> Tensor | None:
-    """Two blank records that the module takes, guessed from its first layer with weights; None if no guess runs.
+    """Two blank records that the module accepts, guessed from its first layer with weights; None if no guess runs.
 
-    For a server, which holds no records: a guess that fits lets it run the module before anybody sells.
+    A server holds no records. With a guess it can try the module before anybody sells.
     """
     first = next((m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), None)
     guesses: list[Tensor] = []
@@ -145,7 +146,7 @@ def plausible_inputs(module: nn.Module) -> Tensor | None:
 
 
 def layer_findings(module: nn.Module) -> list[Objection]:
-    """What can be told from the layers alone, trainable or not, whatever mode they are in."""
+    """Objections that follow from the layers alone, trainable or not, in either mode."""
     found = [finding for name, layer in module.named_modules() for finding in _layer_findings(name, layer)]
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
@@ -197,7 +198,7 @@ def row_findings(
     weights: Mapping[str, np.ndarray] | None = None,
     random_weights: bool = True,
 ) -> list[Objection]:
-    """What shows when the module runs on random numbers of the records' shape and type.
+    """Objections from running the module on random numbers of the records' shape and type.
 
     With `weights` and without `random_weights` only the weights that were sent are tried: the quick form for every
     order after the first.
@@ -243,7 +244,7 @@ def _weight_settings(
 def _shape_findings(
     model: PrivateModel, like: Tensor, labels: Tensor | None, generator: torch.Generator
 ) -> list[Objection]:
-    """Whether a plain stack takes such records, and gives one row and one loss for each."""
+    """Whether a plain stack accepts such records, and gives one row and one loss for each."""
     out = _run(model, random_records(like, _ROWS, generator))
     return _output_findings(out) or _loss_findings(model.loss(out, random_labels(out, labels, generator)))
 
@@ -290,7 +291,7 @@ def _loss_findings(losses: object) -> list[Objection]:
 def _mixing_findings(
     model: PrivateModel, x: Tensor, other: Tensor, tried: range | tuple[int, ...]
 ) -> list[Objection]:
-    """Each of the tried rows is replaced by another: the outputs of all others must stay as they are."""
+    """Replaces each of the tried rows by another one: the outputs of all other rows must not change."""
     out = _run(model, x)
     for row in tried:
         changed = x.clone()
@@ -303,7 +304,7 @@ def _mixing_findings(
 
 
 def _gradient_findings(model: PrivateModel, x: Tensor, y: Tensor) -> list[Objection]:
-    """Each record's loss and gradient among others, against those of the record alone."""
+    """Compares each record's loss and gradient among others with those of the record alone."""
     with _without_chance(model, x):
         together = model.loss(_run(model, x), y)
         found = _loss_findings(together)
@@ -329,7 +330,7 @@ def _block_findings(
     rows: int,
     generator: torch.Generator,
 ) -> list[Objection]:
-    """One block as training computes it: rows that keep to themselves, and what is noted for some of them."""
+    """Tries one block as training computes it: whether rows mix, and whether the engine's gradients are right."""
     x = random_records(like, rows, generator, scale)
     other = random_records(like, rows, generator, scale)
     found = _mixing_findings(model, x, other, (0, rows - 1))
@@ -353,8 +354,7 @@ def _block_findings(
 
 
 class _without_chance:
-    """Puts a module that draws at random into eval mode: a record alone would draw another mask than among
-    others."""
+    """Puts a module that draws random numbers into eval mode: a record's mask may depend on the other records."""
 
     def __init__(self, model: PrivateModel, x: Tensor) -> None:
         self.model = model
@@ -369,7 +369,7 @@ class _without_chance:
 
 
 def _gradients(loss: Tensor, model: PrivateModel) -> Tensor:
-    """(parameters,) the gradient of one record's loss by torch alone, as it lies in the flat vector."""
+    """(parameters,) the gradient of one record's loss by torch alone, in the order of the flat vector."""
     own = [places[0][0]._parameters[places[0][1]] for places in model._owners]
     found = torch.autograd.grad(loss, own, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
     flat = torch.zeros(model.parameters)

@@ -1,13 +1,13 @@
-"""Where gradients are clipped: sums over clients' records in which no record counts for more than the clip norm C.
+"""Clipping of gradients: sums over clients' records in which no record counts for more than the clip norm C.
 
-For each record i a bound from above on the norm of its gradient gᵢ is computed (`_row_gradients`), from it the clip
-factor fᵢ ≤ min(1, C/‖gᵢ‖), rounded down (`_arithmetic.clip_factors`), and the client's sum Σᵢ fᵢ·gᵢ.
-`_Work._clipped` does the first two, `_Clipped.add` the third. Where persons are protected, fᵢ is the same for all
-records of a person and clips the norm of their sum.
+Three things are computed for the records i of a client: an upper bound on the norm of the gradient gᵢ
+(`_row_gradients`); from it the clip factor fᵢ ≤ min(1, C/‖gᵢ‖), rounded down (`_arithmetic.clip_factors`); and the
+sum Σᵢ fᵢ·gᵢ. `_Work._clipped` does the first two, `_Clipped.add` the third. With `unit="person"`, fᵢ is the same
+for all records of a person and clips the norm of their sum.
 
-Each contribution has norm at most C in real arithmetic, and the computed sum differs from the real one by so little
-that `privacy._release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How per-record gradients come
-about is the business of `_gradients`; noise is added by `privacy._release`, which `_local` calls.
+Each contribution has norm at most C in real arithmetic, and the error of the computed sum is within
+`privacy._release.sum_inflation`: see docs/theory/finite-arithmetic.md. Per-record gradients come from `_gradients`;
+noise is added by `privacy._release`, which `_local` calls.
 
 Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is linear.
 """
@@ -42,9 +42,10 @@ from privmarket.training._layers import Slot
 from privmarket.training._model import PrivateModel
 from privmarket.training._row_gradients import Memo, Outer, RowGradients
 
-# Memory of one pass of a stack is bounded by the rows in it, not by the number of clients or the size of a batch.
+# The most rows in one pass of a stack. They bound its memory, whatever the number of clients or the size of a
+# batch.
 PASS_ROWS = 4096
-# Samples of fewer records than this are laid out in smaller tiles, which leave less room unused.
+# Samples of fewer records than this are laid out in smaller tiles, which have fewer unused rows.
 _SMALL_SAMPLE = 100
 _SMALL_TILE = 8
 
@@ -67,7 +68,7 @@ class ClientRecords:
         inputs: (rows, ...) of any type and shape.
         labels: (rows, ...) of any type and shape.
         sizes: rows per client; may hold zeros.
-        persons: (rows,) whole numbers ≥ 0 in any order, whose record each row is; needed for `unit="person"`.
+        persons: (rows,) whole numbers ≥ 0 in any order: the person of each record; needed for `unit="person"`.
     """
 
     inputs: Tensor
@@ -77,7 +78,7 @@ class ClientRecords:
 
     @property
     def clients(self) -> int:
-        """The number of clients whose records these are."""
+        """The number of clients."""
         return len(self.sizes)
 
     @property
@@ -86,7 +87,7 @@ class ClientRecords:
         return [0, *np.cumsum(self.sizes[:-1]).tolist()]
 
     def of(self, client: int) -> ClientRecords:
-        """One client's own."""
+        """The records of one client."""
         start = self.starts[client]
         mine = slice(start, start + self.sizes[client])
         persons = None if self.persons is None else self.persons[mine]
@@ -108,7 +109,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class ClippedSums:
-    """What clients' records add up to. Private: only `privacy._release` may let it out.
+    """The clipped sum of each client. Private: only `privacy._release` may release it.
 
     Attributes:
         values: (clients, parameters), float32 where every client's sum is; else float64.
@@ -121,7 +122,7 @@ class ClippedSums:
     def of(self, client: int) -> Tensor:
         """(parameters,) one client's sum in the precision in which it was added up.
 
-        So each client releases what it would alone, whoever else is in the chunk.
+        So each client's release does not depend on the other clients in the chunk.
         """
         mine = self.values[client]
         return mine.float() if self.single[client] else mine
@@ -140,15 +141,15 @@ def clipped_sums(
     """Each client's sum of contributions of norm ≤ `clip_norm` each, of records or, if given, of persons.
 
     A record whose gradient is not finite, or on which the module or the loss raises an error, contributes exactly
-    nothing: else one record could decide whether there is a sum at all.
+    nothing. Otherwise one record could decide whether there is a sum at all.
 
     Args:
         weights: (1, parameters) shared by all clients, or (clients, parameters).
-        records: persons, if given, are equal numbers one after the other, different ones for different clients
-            (`by_person`); then each person's sum is clipped.
-        sample: which records were drawn, where a step takes a Poisson sample.
-        mask_seeds: per client; what a module draws, such as masks of dropout, follows from this and a record's
-            number alone. Needed where `method_for` says `random`.
+        records:         persons, if given, are equal numbers one after the other, different ones for different
+            clients (`by_person`); then each person's sum is clipped.
+        sample: which records were drawn, if a step takes a Poisson sample.
+        mask_seeds: per client; what a module draws, such as masks of dropout, depends only on this and on the
+            record's number. Needed if `method_for` says `random`.
         present: (rows,) booleans, false for records that are blanked and contribute nothing.
     """
     sums = torch.empty(records.clients, model.parameters)
@@ -174,9 +175,9 @@ def each_clipped_sum(
     present: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Generator[tuple[int, Tensor], None, None]:
-    """As `clipped_sums`, client by client: its number and (parameters,) its sum, valid until the next is asked for.
+    """`clipped_sums`, client by client: yields its number and (parameters,) its sum, valid until the next step.
 
-    A sum of few records is float32, others float64. A client's weights may be changed once its sum is there.
+    A sum of few records is float32, others are float64. A client's weights may be changed once its sum was yielded.
 
     Args:
         out: float32 buffer (clients, parameters) that may be used for sums.
@@ -276,9 +277,9 @@ class _Work:
     present: Tensor | None
 
     def summation(self, client: int) -> Summation:
-        """How a client's rows are added up: in float32 as far as the proof goes, whatever other clients are here.
+        """How a client's rows are added up: in float32 if the proof covers it, independent of the other clients.
 
-        Blocks of a sample shift when one record more is drawn, so there only a single block may be added in
+        The blocks of a sample shift if one record more is drawn, so only a sample of a single block may be added in
         float32.
         """
         if self.records.persons is not None:
@@ -362,7 +363,7 @@ class _Work:
                     yield client, total
 
     def _tile(self, size: int) -> int:
-        """Rows of each tile of a client's sample, from public numbers: the rate, and how many records it holds."""
+        """Rows of each tile of a client's sample, from public numbers: the rate, and the number of its records."""
         assert self.sample is not None
         small = self.method.even and self.sample.rate * size <= _SMALL_SAMPLE
         return _SMALL_TILE if small else TILE_ROWS
@@ -419,11 +420,13 @@ class _Work:
     def _blocks(self, client: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Which of a client's records are computed at once, and which of those rows count.
 
-        What is left over of whole blocks goes in tiles: at most seven more additions in float64, which what
-        `privacy._release.sum_inflation` allows for sums in float32 covers many times over.
-        Of a Poisson sample each record stands at a place of its own in a tile, or each person in tiles of its own:
-        where it stands does not depend on who else was drawn. Where the module draws masks neither does the tile:
-        record r is in tile ⌊r/16⌋, among records that may not count, and gets the same mask whoever was drawn.
+        Rows that do not fill a whole block go into tiles. That is at most seven more additions in float64, which
+        the allowance of `privacy._release.sum_inflation` for float32 sums covers many times over.
+
+        In a Poisson sample each record has a place of its own in a tile, or each person has tiles of its own, so a
+        record's place does not depend on which others were drawn. If the module draws masks, the tile does not
+        depend on it either: record r is in tile ⌊r/16⌋, together with records that may not count, and always gets
+        the same mask.
         """
         records = self.records.sizes[client]
         if self.sample is None and self.method.whole and not self.method.random:
@@ -465,7 +468,7 @@ class _Work:
         present: Tensor | None,
         persons: Tensor | None,
     ) -> _Clipped:
-        """What some rows contribute, with their clip factors."""
+        """The contributions of some rows, with their clip factors."""
         memo = Memo()
         memo.measure(gradients.values())
         squared = torch.zeros(rows, dtype=torch.float64)
@@ -518,7 +521,7 @@ class _Clipped:
 
 
 class _Buffers:
-    """One sum at a time, in either precision."""
+    """Buffers for one sum at a time, in either precision."""
 
     def __init__(self, parameters: int) -> None:
         self.parameters = parameters
@@ -535,7 +538,7 @@ class _Buffers:
 
 
 def _kept(gradients: dict[int, RowGradients], rows: Tensor) -> dict[int, RowGradients]:
-    """The gradients for some of the rows; what several of them share is copied once."""
+    """The gradients for some of the rows; a tensor that several of them share is copied once."""
     known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def take(tensor: Tensor) -> Tensor:
@@ -595,8 +598,8 @@ class _Layout:
     def laid_out(self, records: Tensor, what: str) -> Tensor:
         """(rows, ...) each drawn record in its place.
 
-        Rows that only fill up hold whatever was there before, zeros or records of earlier steps: they are computed
-        and not looked at. The buffer is kept for the next step.
+        Unused rows hold whatever was there before, zeros or records of earlier steps. They are computed, and the
+        results ignored. The buffer is kept for the next step.
         """
         shape = (sum(self.sizes), *records.shape[1:])
         size = math.prod(shape)
@@ -609,7 +612,7 @@ class _Layout:
         return rows
 
     def counting(self, first: int, last: int, clients: slice) -> tuple[Tensor, list[int]]:
-        """Which drawn records stand in the rows `first` to `last`, and how many of each of these clients."""
+        """The drawn records in the rows `first` to `last`, and how many of them belong to each of these clients."""
         inside = torch.nonzero((self.places >= first) & (self.places < last)).flatten()
         ends = torch.tensor(self.counts).cumsum(0)
         counts = torch.searchsorted(inside, ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
@@ -622,7 +625,7 @@ def _passes(
     """(first row, last row, clients, their rows) of passes of at most about `most` rows.
 
     A pass holds whole clients, or a piece of one client that has too many rows. A client whose sum is added in
-    float32 is never cut in two, nor is a person, nor, with `whole_clients`, anybody.
+    float32 is never cut in two, and neither is a person; with `whole_clients` no client is.
     """
     row = 0
     first_client = 0
@@ -666,7 +669,7 @@ def _pieces(first: int, size: int, most: int, persons: Tensor | None) -> Iterato
 def _person_factors(
     gradients: dict[int, RowGradients], squared: Tensor, bad: Tensor, clip_norm: float, persons: Tensor
 ) -> Tensor:
-    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum.
+    """(rows,) float32 clip factors, the same for all records of a person: they clip the norm of the person's sum.
 
     Records that are `bad`, (rows,) booleans, count as zeros.
     """
@@ -686,11 +689,11 @@ def _person_factors(
 def _group_squared_norms(gradient: RowGradients, groups: Tensor, bad: Tensor) -> Tensor:
     """(groups,) float64 ‖Σ gradients‖² over the records in each row of `groups`, (groups, members).
 
-    ‖Σ aᵢ gᵢᵀ‖² = Σᵢⱼ (aᵢ·aⱼ)(gᵢ·gⱼ), or by the sum itself where groups are large.
+    By ‖Σ aᵢ gᵢᵀ‖² = Σᵢⱼ (aᵢ·aⱼ)(gᵢ·gⱼ), or for large groups by forming the sum.
     """
 
     def taken(rows: Tensor) -> Tensor:
-        # Padded with zeros, so that every group begins at a multiple of 64 bytes and is computed alike.
+        # Padded with zeros, so that every group begins at a multiple of 64 bytes and is computed in the same way.
         mine = rows.masked_fill(bad[:, None], 0.0)[groups].double()
         return torch.nn.functional.pad(mine, (0, -rows.shape[1] % 8))
 
@@ -709,11 +712,11 @@ class _PersonSums:
     def __init__(self, total: Tensor, clip_norm: float) -> None:
         self.total = total
         self.clip_norm = clip_norm
-        # The person whose records may go on in the next block: number, sum, energy and members so far.
+        # The person whose records may continue in the next block: number, sum, energy and members so far.
         self.open: tuple[int, Tensor, Tensor, Tensor] | None = None
 
     def add(self, numbers: Tensor, gradients: Tensor, energy: Tensor) -> None:
-        """Takes a block: (rows,) whose record each is, (rows, parameters) float64, (rows,) squared norms."""
+        """Takes a block: (rows,) the person of each record, (rows, parameters) float64, (rows,) squared norms."""
         who, places, members = torch.unique_consecutive(numbers, return_inverse=True, return_counts=True)
         sums = torch.zeros(who.shape[0], self.total.shape[0], dtype=torch.float64).index_add_(0, places, gradients)
         energies = torch.zeros(who.shape[0], dtype=torch.float64).index_add_(0, places, energy)
@@ -726,7 +729,7 @@ class _PersonSums:
         self.open = int(who[-1]), sums[-1], energies[-1], members[-1]
 
     def finish(self) -> None:
-        """Adds the clipped sum of the last person, after whose records none follow."""
+        """Adds the clipped sum of the last person."""
         if self.open is not None:
             _, sums, energy, members = self.open
             self._close(sums[None], energy[None], members[None])

@@ -1,16 +1,16 @@
-"""What each record contributes to a gradient: how a module is differentiated, and the passes that do it.
+"""Per-record gradients: how a module is differentiated, and the passes that do it.
 
-How a module is differentiated is found out once (`method_for`), by a trial on random records of the same shape, so
-that it says nothing about the records themselves:
+The method is chosen once per module (`method_for`), by a trial on random records of the same shape, so that the
+choice reveals nothing about the records:
 
 - `stack`: a plain stack of layers that keep records apart, with linear maps of vectors. Rows of many clients pass
   in one go, with the weights that they share or each client with its own.
 - `rules`: the rules of `_layers`, in blocks of one client's rows.
-- `vmap`: `torch.func`, record by record, in the same blocks; for what no rule knows.
-- `loop`: one record after the other, for what `torch.func` cannot differentiate.
+- `vmap`: `torch.func`, record by record, in the same blocks; for operations without a rule.
+- `loop`: one record after the other; for modules that `torch.func` cannot differentiate.
 
-In the trial the rules must give each record the gradient that torch's ordinary backward pass gives it; where they
-do not, the next method is tried.
+In the trial each record's gradient must be the one of torch's ordinary backward pass; otherwise the next method is
+tried.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from privmarket.training._stacks import is_stack, run_stack
 
 _LOG = logging.getLogger(__name__)  # the client's own
 
-# Modules that are no plain stack are computed in blocks of these sizes and no other, which `_check` tries: whole
-# blocks, and tiles for samples and for what is left.
+# Modules other than plain stacks are computed in blocks of these sizes only, which `_check` tries: whole blocks,
+# and tiles for samples and for the remaining rows.
 BLOCK_ROWS = BLOCK_RECORDS
-# Per-record gradients that are formed may take this much memory; above, tiles take the place of blocks.
+# Per-record gradients that are formed may take this much memory; above it, tiles are used instead of blocks.
 _FORMED_BYTES = 1 << 29
 _TRIAL_ROWS = (3, 7)
 _TRIAL_SEED = 20260714
@@ -49,7 +49,7 @@ class Method:
 
     Attributes:
         kind: `stack`, `rules`, `vmap` or `loop`, see above.
-        whole: it is a plain stack with one of our own losses, which keep records apart whatever the number of rows.
+        whole: it is a plain stack with one of the built-in losses, which never mix records, for any number of rows.
         random: a forward pass draws random numbers, such as masks of dropout.
         formed: how many numbers of each record's gradient are formed.
         even: the widths of all linear layers are even, so that small tiles begin at multiples of 64 bytes.
@@ -68,7 +68,7 @@ class Method:
 
 
 def method_for(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
-    """How this module is differentiated on records of this shape and type, found out by a trial on random ones."""
+    """How this module is differentiated on records of this shape and type, chosen by a trial on random records."""
     key = (inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype, _modes(model))
     found = model._methods.get(key)
     if not isinstance(found, Method):
@@ -79,7 +79,7 @@ def method_for(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
 
 
 def _modes(model: PrivateModel) -> tuple[bool, ...]:
-    """Which parts of the module are in training mode: what they do may depend on it."""
+    """Which parts of the module are in training mode; the method may depend on it."""
     return tuple([part.training for part in model._parts])
 
 
@@ -109,7 +109,7 @@ def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
         except NotTold as reason:
             _LOG.info("%s: gradients record by record, since %s", model.name, reason)
             told = False
-        except Exception:  # as above; what raises here raises record by record, too
+        except Exception:  # as above; it would also fail record by record
             continue
         else:
             if not whole and not random and not _agrees(model, weights, gradients, x, y):
@@ -143,7 +143,7 @@ def _formed_size(gradient: RowGradients, slot: Slot) -> int:
 
 
 def _agrees(model: PrivateModel, weights: Tensor, gradients: dict[int, RowGradients], x: Tensor, y: Tensor) -> bool:
-    """Whether what was noted for each record is its own gradient, by torch's ordinary backward pass."""
+    """Whether the gradient computed for each record equals that of torch's ordinary backward pass."""
     found = formed_gradients(model, gradients, x.shape[0])
     for row in range(x.shape[0]):
         alone = _alone(model, weights, x[row : row + 1], y[row : row + 1])
@@ -153,7 +153,7 @@ def _agrees(model: PrivateModel, weights: Tensor, gradients: dict[int, RowGradie
 
 
 def close(one: Tensor, other: Tensor) -> bool:
-    """Equal up to rounding; what reads another record differs by far more."""
+    """Whether two tensors are equal up to rounding; mixing records makes a far larger difference."""
     a = torch.nan_to_num(one.detach())
     b = torch.nan_to_num(other.detach())
     size = max(float(a.abs().max()), float(b.abs().max()), 1e-6)
@@ -161,7 +161,7 @@ def close(one: Tensor, other: Tensor) -> bool:
 
 
 def random_records(like: Tensor, rows: int, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """(rows, ...) random numbers of the records' shape and type; whole ones are 0 and 1, which any table holds."""
+    """(rows, ...) random numbers of the records' shape and type; whole numbers are 0 or 1, valid in every table."""
     shape = (rows, *like.shape[1:])
     if like.dtype.is_floating_point:
         return (torch.randn(shape, generator=generator) * scale).to(like.dtype)
@@ -171,7 +171,7 @@ def random_records(like: Tensor, rows: int, generator: torch.Generator, scale: f
 def random_labels(outputs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
     """Random labels for these outputs, of the shape and type of `labels`; classes if there are none.
 
-    Numbers are between 0 and 1, which any loss takes.
+    Numbers are between 0 and 1, which every loss accepts.
     """
     if labels is None:
         classes = outputs.shape[1] if outputs.ndim > 1 else 1
@@ -191,7 +191,7 @@ def _run(
     """One forward and one backward pass through the rules; see `Run` for the arguments.
 
     Raises:
-        NotTold: a parameter is used in a way that no rule knows, or rows are not records.
+                    NotTold: a parameter is used in a way that no rule knows, or rows are not records.
     """
     run = Run(model.slots, weights, x.shape[0], sizes, copies)
     with watching(model._stand_ins, model._owners, run), torch.enable_grad():
@@ -218,7 +218,7 @@ def stack_pass(
 
 
 def _vmapped(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> dict[int, RowGradients]:
-    """Each record's gradient by `torch.func`: the module sees one record at a time, whatever it does with it."""
+    """Each record's gradient by `torch.func`: the module sees one record at a time, so it cannot mix records."""
 
     def loss(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
         losses = model.loss(functional_call(model.module, model.named(flat), (one[None],)), label[None])
@@ -260,7 +260,7 @@ def formed_gradients(model: PrivateModel, gradients: dict[int, RowGradients], ro
 def block_terms(
     model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
 ) -> dict[int, RowGradients]:
-    """What each of the rows of one block contributes, (parameters,) weights; masks follow from the seed."""
+    """The terms of the rows of one block at weights (parameters,); masks follow from the seed."""
     torch.default_generator.manual_seed(seed % 2**63)
     if method.kind == "vmap":
         return _vmapped(model, weights, x, y)
@@ -276,10 +276,10 @@ def block_terms(
 def guarded_gradients(
     model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
 ) -> tuple[dict[int, RowGradients], Tensor | None]:
-    """As `block_terms`, and which rows raise errors by themselves: those contribute nothing.
+    """`block_terms`, and which rows raise errors by themselves; those contribute nothing.
 
-    Each try fills the block with copies of a row that is tried, never with something else that might fail where the
-    rows do not: that, too, would be an answer. There is no second attempt for a row that failed alone.
+    Each try fills the block with copies of the row that is tried. Filling it with something else could raise an
+    error that the row itself does not. A row that failed alone is not tried again.
     """
     try:
         return block_terms(model, method, weights, x, y, seed), None

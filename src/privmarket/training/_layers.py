@@ -1,11 +1,11 @@
 """Per-record gradients of a torch module from one forward and one backward pass: a rule for each kind of layer.
 
-While a module runs, a `Watched` tensor stands in the place of each trainable parameter. An operation that gets one
-is looked up in `_RULES`, at the end of this file: linear maps, convolutions, embeddings, scale and shift (which
-covers the affine part of all norms, and bare parameters that are added or multiplied). Its rule computes the
-output, keeps the input, and in the backward pass notes `RowGradients` from the slope by its output; gradients
-summed over records are never formed. Anything else that touches a parameter raises `NotTold`: the records' shares
-in such a gradient cannot be told apart here, and the module is differentiated record by record instead
+While a module runs, a `Watched` tensor replaces each trainable parameter. An operation on one is looked up in
+`_RULES`, at the end of this file: linear maps, convolutions, embeddings, scale and shift (which covers the affine
+part of all norms, and bare parameters that are added or multiplied). Its rule computes the output and keeps the
+input. In the backward pass it receives the derivative of the loss by the output, called the slope, and records
+`RowGradients`; gradients summed over records are never formed. Any other operation on a parameter raises `NotTold`:
+the records' shares in its gradient cannot be separated, and the module is differentiated record by record instead
 (`_gradients`).
 
 To add one: `add_rule`, or a line in that table; see docs/how-to/your-own-layer.md.
@@ -39,12 +39,12 @@ from privmarket.training._row_gradients import (
 
 
 class NotTold(Exception):
-    """A parameter is used in a way in which the records' shares in its gradient cannot be told apart."""
+    """A parameter is used in a way in which the records' shares in its gradient cannot be separated."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one trainable parameter lies in the flat vector.
+    """The place of one trainable parameter in the flat vector.
 
     Attributes:
         name: in the module.
@@ -62,12 +62,12 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The number of its entries."""
         return math.prod(self.shape)
 
     @property
     def stop(self) -> int:
-        """The place after its last one."""
+        """One past its last place in the flat vector."""
         return self.start + self.size
 
     def of(self, flat: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Slot:
         return part.view(*part.shape[:-1], *self.shape)
 
     def stored(self, flat: Tensor) -> Tensor:
-        """(..., parameters) → (..., a, b) or (..., n): the parameter as it lies there, a view."""
+        """(..., parameters) → (..., a, b) or (..., n): the parameter as it is stored there, a view."""
         part = flat[..., self.start : self.stop]
         if self.turned:
             outputs, inputs = self.shape
@@ -92,15 +92,15 @@ class Slot:
 
 @dataclass(eq=False)
 class Run:
-    """The weights and the records of a pass, and what it noted. What it noted holds until the next pass begins.
+    """The weights and the records of a pass, and the terms it recorded, which are valid until the next pass begins.
 
     Attributes:
         weights: (copies, parameters).
         rows: how many records there are.
-        sizes: rows that are computed by one product, piece by piece.
-        copies: which copy of the weights each piece meets; the first and only one unless given.
+        sizes: the rows of each piece; a piece is computed by one product.
+        copies: which copy of the weights each piece uses; the first and only one unless given.
         anchor: a tensor that requires a gradient, so that torch keeps a graph although no weight does.
-        uses: by slot, what was noted.
+        uses: by slot, the recorded terms.
     """
 
     slots: Sequence[Slot]
@@ -115,18 +115,18 @@ class Run:
         ARENA.begin()
 
     def stored(self, slot: int) -> list[Tensor]:
-        """The parameter as it lies in the flat vector, for each piece of the rows."""
+        """The parameter as it is stored in the flat vector, for each piece of the rows."""
         views = self.slots[slot].stored(self.weights).unbind(0)
         if self.copies is None:
             return [views[0]] * len(self.sizes)
         return [views[copy] for copy in self.copies]
 
     def note(self, slot: int, gradient: RowGradients) -> None:
-        """Keeps what one use of a trainable parameter tells."""
+        """Records the term of one use of a trainable parameter."""
         self.uses.setdefault(slot, []).append(gradient)
 
     def require_rows(self, tensor: Tensor, least_dims: int = 1) -> None:
-        """Refuses what does not have the records along its first axis."""
+        """Refuses a tensor that does not have the records along its first axis."""
         if isinstance(tensor, Watched) or tensor.ndim < least_dims or tensor.shape[0] != self.rows:
             raise NotTold(f"a layer meets {tuple(tensor.shape)} where {self.rows} records pass")
 
@@ -136,7 +136,7 @@ class Run:
 
 
 class Watched(Tensor):
-    """Stands for a trainable parameter while a module runs: what uses it goes through a rule."""
+    """Replaces a trainable parameter while a module runs, so that each operation on it goes through a rule."""
 
     slot: int
     run: Run
@@ -162,7 +162,7 @@ _HARMLESS = {"size", "dim", "numel", "nelement", "element_size", "is_floating_po
 
 
 def stand_in(slot: int, parameter: Tensor) -> Watched:
-    """What stands in a module's place for a parameter; its numbers are not used, only its shape and type."""
+    """The tensor that replaces a parameter in a module; only its shape and type are used, not its numbers."""
     made: Watched = Tensor._make_subclass(Watched, parameter.detach())
     made.slot = slot
     return made
@@ -206,9 +206,9 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 class LinearMap:
-    """x ↦ x·Wᵀ + b for (rows, ..., inputs) in one pass: forward, back, and what it notes.
+    """x ↦ x·Wᵀ + b for (rows, ..., inputs) in one pass: forward, backward, and the terms that it records.
 
-    Each piece of the rows meets its own copy of the weights.
+    Each piece of the rows uses its own copy of the weights.
     """
 
     def __init__(self, run: Run, weight: Tensor, bias: Tensor | None) -> None:
@@ -239,7 +239,7 @@ class LinearMap:
         return out if x.ndim == 2 else out.view(*x.shape[:-1], -1)
 
     def note(self, x: Tensor, slope: Tensor) -> None:
-        """Notes each record's gradient by matrix and bias, from the input and the slope by the output."""
+        """Records the terms of matrix and bias, from the input and the slope by the output."""
         run = self.run
         if x.ndim > 2:
             x = x.reshape(run.rows, -1, x.shape[-1])
@@ -255,7 +255,7 @@ class LinearMap:
             run.note(self.bias_slot, Direct(slope) if vectors else Formed(slope.sum(1)))
 
     def back(self, slope: Tensor) -> Tensor:
-        """(rows, ..., outputs) the slope by the output → (rows, ..., inputs) that by the input."""
+        """(rows, ..., outputs) the slope by the output → (rows, ..., inputs) the slope by the input."""
         flat = slope if slope.ndim == 2 else slope.view(-1, slope.shape[-1])
         if len(self.matrices) == 1:
             back = flat @ self.matrices[0].t()
@@ -275,7 +275,7 @@ class LinearMap:
 
 
 class _Linear(torch.autograd.Function):
-    """The same inside torch's graph."""
+    """`LinearMap` as a node of torch's graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LinearMap) -> Tensor:
@@ -436,7 +436,7 @@ def _each(value: Any, dims: int) -> list[int]:
 
 
 class _Embedding(torch.autograd.Function):
-    """Lines of a table by their numbers: (rows, ...) → (rows, ..., width)."""
+    """Looks up lines of a table by their numbers: (rows, ...) → (rows, ..., width)."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, lines: Tensor, run: Run, weight: Watched, padding: int | None) -> Tensor:
@@ -680,9 +680,9 @@ RecordGradients = Callable[..., Mapping[str, Tensor]]
 def add_rule(operation: Callable[..., Tensor], gradients: RecordGradients) -> None:
     """Teaches the engine an operation of torch, so that layers that use it are differentiated in one pass.
 
-    Without a rule a module works as well, record by record and slower. A rule says what the gradient of each record
-    is. Whether that is true is tried on random records before the first training (`method_for`): a rule that gives
-    a record another gradient than torch's own backward pass is not used for that module.
+    Without a rule a module works too, but record by record, which is slower. A rule says what the gradient of each
+    record is. It is checked on random records before the first training (`method_for`): a rule whose gradients are
+    not those of torch's own backward pass is not used for that module.
 
     Args:
         operation: a function of torch with records along the first axis of its inputs and of its output, such as
@@ -693,7 +693,7 @@ def add_rule(operation: Callable[..., Tensor], gradients: RecordGradients) -> No
             parameter that can be trained, by the name of its argument. A row may depend on its own record only.
 
     Raises:
-        ConfigurationError: the operation has a rule already, or is a class of layers.
+                ConfigurationError: the operation has a rule already, or is a class of layers.
     """
     if isinstance(operation, type):
         raise ConfigurationError(
@@ -732,7 +732,7 @@ class _Use:
     """One call of an operation that `add_rule` added.
 
     Attributes:
-        arguments: by name, the first `positional` of them as they were given by place.
+        arguments: by name; the first `positional` of them were passed by position.
         parameters: those that are trained.
         inputs: names of those that hold records.
     """
@@ -746,12 +746,12 @@ class _Use:
     inputs: tuple[str, ...]
 
     def plain(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """The arguments with these inputs, and with numbers in the place of parameters."""
+        """The arguments, with these inputs and with plain tensors for the parameters."""
         numbers = {name: _plain(parameter) for name, parameter in self.parameters.items()}
         return {**self.arguments, **numbers, **dict(zip(self.inputs, inputs, strict=True))}
 
     def outputs(self, inputs: Sequence[Tensor]) -> Tensor:
-        """What the operation gives for these inputs."""
+        """The operation's outputs for these inputs."""
         arguments = self.plain(inputs)
         by_place = list(arguments.values())[: self.positional]
         by_name = dict(list(arguments.items())[self.positional :])

@@ -1,9 +1,9 @@
 """Local private training: Poisson batches, per-record clipping, exact noise on a grid, a public normaliser.
 
-What a client releases in a round is its weights after `steps` noisy steps from the public global weights. That
-is post-processing of `steps` noisy sums, each released by `privacy._release`. Blanking one record moves a sum by at
-most `clip_norm`, which is exactly the event that the noise multiplier was calibrated for, in the arithmetic that
-runs (docs/theory/finite-arithmetic.md). With `unit="person"` all records of a person are blanked at once.
+In a round a client releases its weights after `steps` noisy steps from the public global weights. That is
+post-processing of `steps` noisy sums, each released by `privacy._release`. Zeroing out one record moves a sum by at
+most `clip_norm`, the sensitivity for which the noise multiplier was calibrated, including finite arithmetic
+(docs/theory/finite-arithmetic.md). With `unit="person"` all records of a person are zeroed out at once.
 
 Implements: DP-SGD of [Abadi2016] as the local step of Algorithm 2 of [Sun2026].
 Deviation: the noise is on clipped gradient sums; the paper adds it to weights whose sensitivity is unbounded.
@@ -41,12 +41,12 @@ from privmarket.training._clipping import (
 from privmarket.training._gradients import method_for
 from privmarket.training._model import PrivateModel
 
-# Clients trained at once: many where batches are small and calls cost more than arithmetic, few where a step takes
-# all records.
+# Clients trained at once: many if batches are small and calls cost more than arithmetic, few if a step uses all
+# records.
 SMALL_BATCH_CHUNK = 25
 FULL_BATCH_CHUNK = 10
 
-# Whose presence is protected: one record, or all records of one person.
+# The unit of privacy: one record, or all records of one person.
 UNITS = ("record", "person")
 
 
@@ -116,13 +116,13 @@ def private_updates(
         NoisySum.of(sigma, source, plan, size, model.parameters)
         for sigma, source, size in zip(noise_multiplier, randomness, records.sizes, strict=True)
     ]
-    # In a single step all clients share the global weights, so that a forward pass is one product for all of them.
+    # In a single step all clients share the global weights, so a forward pass is one product for all of them.
     single = plan.steps == 1
     weights = global_weights[None] if single else global_weights.repeat(len(noisy), 1)
     updates = torch.empty(len(noisy), model.parameters)
     for _ in range(plan.steps):
         sample, seeds = _chance(model, records, plan, randomness)
-        # After several steps the weights are what is released, so that `updates` is free for the sums.
+        # After several steps the weights are released, so `updates` is free for the sums.
         sums = each_clipped_sum(
             model,
             weights,
@@ -170,7 +170,7 @@ def private_shares(
 def _chance(
     model: PrivateModel, records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]
 ) -> tuple[Sample | None, list[int] | None]:
-    """What chance decides in one step: each client's Poisson sample, and the seed of its masks of dropout."""
+    """The random choices of one step: each client's Poisson sample, and the seed of its dropout masks."""
     sample = None
     if plan.sampling_rate < 1.0:
         sample = sampled(records, plan.sampling_rate, randomness)
@@ -182,7 +182,7 @@ def _chance(
 
 @dataclass(frozen=True)
 class NoisySum:
-    """How one client's clipped sums leave: on a grid with exact noise, with float noise, or without any."""
+    """How a client's clipped sums are released: on a grid with exact noise, with float noise, or without."""
 
     source: NoiseSource
     grid: ReleaseGrid | None = None
@@ -195,7 +195,7 @@ class NoisySum:
             return cls(source)
         if plan.arithmetic == "float":
             return cls(source, float_deviation=sigma * plan.clip_norm)
-        covered = covered_records(size)  # the grid can be seen in what is released; the number of records cannot
+        covered = covered_records(size)  # a release reveals its grid, which must not reveal the number of records
         inflation = sum_inflation(covered) if plan.unit == "record" else double_sum_inflation(covered)
         return cls(source, ReleaseGrid.for_release(sigma, plan.clip_norm, parameters, inflation))
 
@@ -252,9 +252,9 @@ def _descend(model: PrivateModel, weights: Tensor, batch: ClientRecords, rates: 
 
 
 def by_person(records: ClientRecords) -> ClientRecords:
-    """The same records, each client's sorted by person; no two clients share a person's number any more.
+    """The same records, each client's sorted by person, with numbers of persons that no two clients share.
 
-    Somebody whose records several clients hold is one person for each of them, clipped by each on its own.
+    Somebody with records at several clients counts as a separate person at each of them.
 
     Raises:
         ConfigurationError: there are no person numbers, or they are not one whole number ≥ 0 per record.

@@ -1,6 +1,6 @@
-"""Losses with one value per record, which never raise an error on account of a record's numbers.
+"""Losses with one value per record, which never raise an error because of a record's values.
 
-With one of these a plain stack of layers needs no trial: whatever a record holds, it cannot reach the others.
+With one of these losses a plain stack of layers needs no trial: no record can influence another one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each record, (records,): the loss where no other is given.
+    """The cross-entropy of each record, (records,): the default loss.
 
-    A record whose label names no class has a loss and a gradient of exactly 0. An error would tell whoever asked
-    for the training that there is such a record.
+    A record whose label is not a class has a loss and a gradient of exactly 0. An error would reveal to the server
+    that there is such a record.
     """
     if labels.dtype.is_floating_point or outputs.ndim < 2:
         return F.cross_entropy(outputs, labels, reduction="none")
-    # Labels from 0 to classes − 1, and no others, are 0 when divided and rounded down.
+    # Only labels from 0 to classes − 1 give 0 when divided by the number of classes and rounded down.
     wrong = labels.div(outputs.shape[1], rounding_mode="floor") != 0
     return F.cross_entropy(outputs, labels.masked_fill(wrong, _NO_CLASS), reduction="none", ignore_index=_NO_CLASS)
 
@@ -33,8 +33,8 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 def cross_entropy_slopes(outputs: Tensor, labels: Tensor) -> Tensor | None:
     """(rows, classes) the derivative of each record's cross-entropy by its outputs; None unless labels are classes.
 
-    The two steps that torch's graph would take, bit for bit, without making a graph: for small models that takes
-    as long as the arithmetic.
+    Bit for bit what torch's graph computes, without building the graph, which takes as long as the arithmetic for
+    small models.
     """
     if labels.dtype != torch.int64 or labels.ndim != 1 or outputs.ndim != 2:
         return None
@@ -70,7 +70,7 @@ def absolute_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def inner_product(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Σ output·label of each record: no loss, but a form whose gradients are sums that one may want to buy."""
+    """Σ output·label of each record. Not a loss: its gradients are sums that one may want to buy."""
     return (outputs.flatten(1) * _like(outputs, labels)).sum(1)
 
 
@@ -86,7 +86,7 @@ def require_one_each(losses: object, rows: int) -> None:
 
 
 def _one_each(values: Tensor) -> Tensor:
-    """(records,) where there is one number per record."""
+    """(records,) the values, if there is one number per record."""
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 

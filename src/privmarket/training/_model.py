@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class PrivateModel:
-    """Any torch module, as this package trains it: weights are a flat vector beside it.
+    """Any torch module with a loss. Its trainable weights are passed in as a flat vector, which clients train.
 
     >>> model = PrivateModel(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
     >>> model.parameters
@@ -39,7 +39,7 @@ class PrivateModel:
         module: its parameters with `requires_grad` are trained. The module keeps the weights that it was built with
             until `load` is called.
         loss: one value per record; cross-entropy unless given.
-        name: what messages call it.
+        name: used in messages.
 
     Attributes:
         module, loss, name: as given.
@@ -75,10 +75,11 @@ class PrivateModel:
         return flat
 
     def initial_weights(self, rng: np.random.Generator) -> Tensor:
-        """(parameters,) a start that depends on `rng` alone where layers are linear or convolutions.
+        """(parameters,) random initial weights.
 
-        Their weights and biases are uniform within ±1/√fan-in, the usual start. All others are as the module was
-        built: norms at 1 and 0, embeddings as torch drew them.
+        Weights and biases of linear layers and convolutions are drawn from `rng`, uniform within ±1/√fan-in, the
+        usual initialisation. All others are as the module was built: norms at 1 and 0, embeddings as torch drew
+        them.
         """
         flat = self.built_weights()
         for slot in self.slots:
@@ -92,7 +93,7 @@ class PrivateModel:
         return {slot.name: slot.of(flat) for slot in self.slots}
 
     def arrays(self, flat: Tensor) -> dict[str, np.ndarray]:
-        """(parameters,) → the same as contiguous NumPy arrays: what is sent."""
+        """(parameters,) → the same as contiguous NumPy arrays, the form in which weights are sent."""
         return {name: part.contiguous().numpy().copy() for name, part in self.named(flat).items()}
 
     def flat(self, arrays: Arrays) -> Tensor:
@@ -127,7 +128,7 @@ class PrivateModel:
         return self.module
 
     def state_dict(self, flat: Tensor) -> dict[str, Tensor]:
-        """All that the module holds, frozen parameters and buffers included, with these weights."""
+        """The module's whole state with these weights, frozen parameters and buffers included."""
         state = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
         for slot, places in zip(self.slots, self._owners, strict=True):
             for name, parameter in self.module.named_parameters(remove_duplicate=False):
@@ -136,7 +137,7 @@ class PrivateModel:
         return state
 
     def outputs(self, flat: Tensor, inputs: Tensor, block_rows: int = 1000) -> Tensor:
-        """(rows, ...) what the module says about records under these weights, in eval mode, block by block."""
+        """(rows, ...) the module's outputs for records under these weights, in eval mode, block by block."""
         weights = self.named(flat)
         with torch.no_grad(), _eval_mode(self.module):
             if not inputs.shape[0]:
@@ -163,9 +164,9 @@ class PrivateModel:
 
 
 def usable_inputs(module: nn.Module, inputs: Column) -> Tensor:
-    """Records as a module takes them: numbers in float32, except whole ones that the module may look up in a table.
+    """Records in the type that a module needs: float32, or whole numbers if the module may look them up in a table.
 
-    Whole numbers, such as pixels of one byte, become float32 where the module is a plain stack without a table.
+    Whole numbers, such as pixels of one byte, become float32 if the module is a plain stack without a table.
     """
     x = torch.as_tensor(inputs)
     if x.dtype == torch.float32:
@@ -177,7 +178,7 @@ def usable_inputs(module: nn.Module, inputs: Column) -> Tensor:
 
 
 def _slots(module: nn.Module) -> tuple[list[Slot], list[list[tuple[nn.Module, str]]]]:
-    """Each trainable parameter once, under its first name, and the places in which it stands."""
+    """Each trainable parameter once, under its first name, and all places in the module where it is used."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     names: dict[int, tuple[str, nn.Parameter]] = {}
     for prefix, owner in module.named_modules():
@@ -200,7 +201,7 @@ def _slots(module: nn.Module) -> tuple[list[Slot], list[list[tuple[nn.Module, st
 
 
 def _fan_in(owner: nn.Module) -> int:
-    """How many numbers each output is made of; 0 for layers that keep the start that torch gave them."""
+    """The number of inputs of each output; 0 for layers that keep torch's initial weights."""
     if isinstance(owner, nn.Linear):
         return owner.in_features
     if isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -210,7 +211,7 @@ def _fan_in(owner: nn.Module) -> int:
 
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode, and afterwards each of its parts in the mode it was in."""
+    """A context with the module in eval mode; afterwards each part is in the mode it was in before."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

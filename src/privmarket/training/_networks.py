@@ -59,5 +59,5 @@ def build_network(name: str, record_shape: tuple[int, ...], classes: int) -> nn.
 
 
 def build_model(name: str, record_shape: tuple[int, ...], classes: int) -> PrivateModel:
-    """The same, ready to be trained."""
+    """The network called `name`, as a `PrivateModel` with cross-entropy."""
     return PrivateModel(build_network(name, record_shape, classes), name=name)

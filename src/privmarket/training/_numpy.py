@@ -1,10 +1,10 @@
 """Private sums for models that are not torch's: per-record gradients as NumPy arrays, from any framework.
 
-A client that computes its own gradients (NumPy, JAX, scikit-learn's linear models) hands them over one row per
-record. `clipped_sum` bounds what a record adds, `noisy_sum` releases the sum with the noise that was sold. Both are
-in float64, and the proof of docs/theory/finite-arithmetic.md holds for them as for sums over persons: each
-contribution has a norm of at most C in the arithmetic that runs, and what rounding may add to a sum of n of them is
-in the grid's sensitivity. Needs no torch.
+A client that computes its own gradients (NumPy, JAX, scikit-learn's linear models) passes them in, one row per
+record. `clipped_sum` bounds the contribution of each record, `noisy_sum` releases the sum with the noise that was
+sold. Both compute in float64, and the proof of docs/theory/finite-arithmetic.md covers them in the same way as sums
+over persons: each contribution has a norm of at most C, and the grid's sensitivity includes the rounding errors of
+a sum. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid, double_sum_inflation
 
 _BLOCK_ROWS = 4096
-_SHRINK = 1.0 - 2.0**-40  # more than all roundings of a norm, a factor and a product together
+_SHRINK = 1.0 - 2.0**-40  # larger than all rounding errors of a norm, a factor and a product together
 
 
 def clipped_sum(gradients: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
@@ -30,7 +30,7 @@ def clipped_sum(gradients: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
         clip_norm: C > 0.
 
     Raises:
-        PrivacyError: it is no matrix.
+        PrivacyError: the gradients are not a matrix.
     """
     rows = np.asarray(gradients, dtype=np.float64)
     if rows.ndim != 2:
@@ -54,13 +54,13 @@ def noisy_sum(
     """(parameters,) a clipped sum with exact noise, as it may leave the client.
 
     Args:
-        total: what `clipped_sum` gave, or a sum of one's own in which no record counts for more than `clip_norm`.
+        total: from `clipped_sum`, or a sum of your own in which no record counts for more than `clip_norm`.
         noise_multiplier: σ; the noise has deviation σ·clip_norm in every coordinate.
         records: how many records the client holds, or more.
         source: of randomness; `NoiseSource.from_system()` outside tests.
     """
     sums = np.ascontiguousarray(total, dtype=np.float64).reshape(-1)
-    # Of blocks of 4096 records or of any smaller ones: the larger of the two ends bounds all between.
+    # For blocks of 4096 records or fewer: the bound is largest at one of the two ends.
     inflation = max(double_sum_inflation(records), double_sum_inflation(records, 1))
     grid = ReleaseGrid.for_release(noise_multiplier, clip_norm, sums.size, inflation)
     released: NDArray[np.float32] = grid.noisy(sums, source, np.empty(sums.size, dtype=np.float32))

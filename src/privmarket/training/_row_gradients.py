@@ -1,8 +1,8 @@
-"""Per-record gradients without forming them all: what one use of a parameter tells about each record's gradient.
+"""Per-record gradients, mostly without forming them: each use of a parameter in a pass gives `RowGradients`.
 
-`RowGradients` state two things: a bound from above on the squared norm of each record's gradient, and the weighted
-sum of the gradients over rows. That is all that clipping needs. A parameter that is used several times has several
-of them, which become one (`merged`) before a norm is taken.
+`RowGradients` can do two things: give an upper bound on the squared norm of each record's gradient, and add up the
+gradients over rows with weights. Clipping needs nothing else. A parameter that is used several times has several of
+them, which are merged into one (`merged`) before a norm is computed.
 
 | class | the gradient of a record | for |
 |---|---|---|
@@ -10,7 +10,7 @@ of them, which become one (`merged`) before a norm is taken.
 | `TokenOuter` | Σₜ aₜ·gₜᵀ over tokens, never formed | large linear maps of a few tokens |
 | `Direct` | the slope itself | the bias of a linear map of vectors |
 | `Lookup` | a few lines of a table | embeddings |
-| `Formed` | its numbers | everything else |
+| `Formed` | its entries | everything else |
 
 Implements: ghost norms for linear layers, after [Goodfellow2015] and [LiEtAl2022].
 """
@@ -28,23 +28,24 @@ from torch import Tensor
 
 from privmarket.training._arithmetic import Summation, add_product, row_energies, row_energy
 
-# Bytes of one piece of work that should stay in the processor's second-level cache.
+# Bytes of one piece of work, so that it stays in the processor's second-level cache.
 CACHE_BYTES = 1 << 19
-# Bytes that the per-record gradients of one linear layer may take in one pass; above, they are never formed.
+# Bytes that the per-record gradients of one linear layer may take in one pass; if they need more, they are not
+# formed.
 _FORMED_BYTES = 1 << 26
-# The arena keeps at most so many numbers from pass to pass: 128 MB.
+# The arena keeps at most this many numbers from pass to pass: 128 MB.
 _ARENA_FLOATS = 1 << 25
-# Up to so many tokens float64 sums of unformed gradients stay within their stated error.
+# Up to this many tokens, float64 sums of unformed gradients stay within their stated error.
 _MOST_TOKENS = 8192
-# Multiply-adds that take as long as writing one float and reading it twice.
+# The number of multiply-adds that take as long as writing one float and reading it twice.
 _MEMORY_COST = 36
 
 
 class Arena(threading.local):
     """Memory for the per-record gradients that a pass forms, kept from pass to pass, one piece per thread.
 
-    Fresh memory of that size comes from the operating system page by page, which takes a quarter of a pass. What
-    was formed in a pass is overwritten by the next one.
+    The operating system hands out new memory of that size page by page, which takes a quarter of a pass. Gradients
+    that were formed in a pass are overwritten by the next one.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Arena(threading.local):
         self.wanted = 0
 
     def begin(self) -> None:
-        """A new pass begins: all is free, and there is as much as the last pass wanted."""
+        """Begins a new pass: frees everything, and holds as much memory as the last pass needed."""
         if self.block.numel() < self.wanted <= _ARENA_FLOATS:
             self.block = torch.empty(self.wanted)
         self.used = 0
@@ -75,11 +76,11 @@ ARENA = Arena()
 
 
 class RowGradients(ABC):
-    """What one use of a parameter tells about each record's gradient; the numbers are float32."""
+    """The per-record gradients of one use of a parameter, in float32."""
 
     @abstractmethod
     def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
-        """(rows,) float64 bounds of the squared norms from above, and A² for `clip_factors` where it needs one."""
+        """(rows,) float64 upper bounds on the squared norms, and A² if `clip_factors` needs one."""
 
     @abstractmethod
     def add_sum(
@@ -103,7 +104,7 @@ class RowGradients(ABC):
             start += count
 
     def parts(self) -> tuple[Tensor, ...]:
-        """The tensors, (rows, n) each, whose energies the norms are made of."""
+        """The tensors, (rows, n) each, from whose energies the norms are computed."""
         return ()
 
     @abstractmethod
@@ -121,7 +122,7 @@ class Memo:
 
     Attributes:
         factor: (rows,) set once all norms are known.
-        bad: (rows,) which records contribute nothing whatever their numbers are; None if there is none.
+        bad: (rows,) which records contribute nothing, whatever their values; None if there are none.
     """
 
     factor: Tensor | None = None
@@ -130,18 +131,18 @@ class Memo:
     _scaled: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def measure(self, gradients: Iterable[RowGradients]) -> None:
-        """Computes the energies of all that these are made of, together."""
+        """Computes the energies of all tensors of these gradients together."""
         needed = {id(part): part for gradient in gradients for part in gradient.parts()}
         if needed:
             for part, energy in zip(needed.values(), row_energies(list(needed.values())), strict=True):
                 self._energies[id(part)] = part, energy  # the tensor is kept, so that its id stays its own
 
     def energy(self, rows: Tensor) -> Tensor:
-        """(rows,) `row_energy` of one of them."""
+        """(rows,) `row_energy` of a tensor."""
         return self._energies[id(rows)][1]
 
     def scaled(self, slope: Tensor) -> Tensor:
-        """The slope times each record's factor, zeros for bad records; once for each tensor."""
+        """The slope times each record's factor, zeros for bad records; computed once per tensor."""
         found = self._scaled.get(id(slope))
         if found is None:
             assert self.factor is not None
@@ -181,7 +182,7 @@ class Outer(RowGradients):
         """By one product of matrices for each block."""
         matrix = target.view(self.left.shape[1], self.right.shape[1])
         if self.slope_left:
-            # The other factor must lie left, where bad rows are blanked.
+            # The other factor must be on the left, where bad rows are set to zero.
             add_product(matrix.t(), self.right[rows], memo.scaled(self.left)[rows], how, bad, fresh=fresh)
         else:
             add_product(matrix, self.left[rows], memo.scaled(self.right)[rows], how, bad, fresh=fresh)
@@ -220,7 +221,8 @@ class Outer(RowGradients):
 class TokenOuter(RowGradients):
     """A sum over tokens of outer products, never formed: large linear maps of a few tokens.
 
-    Like a person with several records: the norm is taken from products of tokens in float64, and so are sums.
+    As for a person with several records, norms are computed from products of tokens in float64, and sums in
+    float64.
 
     Attributes:
         left, right: (rows, tokens, a) and (rows, tokens, b); the gradient lies as (a, b).
@@ -355,7 +357,7 @@ class Lookup(RowGradients):
     """An embedding's gradient: few lines of a table, each named once by a record.
 
     Attributes:
-        lines: (rows, tokens) which lines.
+        lines: (rows, tokens) the numbers of the lines.
         slopes: (rows, tokens, width) their gradients, tokens of the same line added up in the first of them,
             zeros in
             the others: the contribution is defined by these numbers.
@@ -381,7 +383,7 @@ class Lookup(RowGradients):
                 first &= mine != padding
             same &= first[:, :, None]
             piece = slopes[start : start + step]
-            # Where no token comes twice this is the slope itself, to the last bit, as 1·g plus zeros.
+            # If no token occurs twice this is the slope itself, to the last bit: 1·g plus zeros.
             torch.bmm(
                 same.float(),
                 torch.nan_to_num(piece, nan=0.0, posinf=0.0, neginf=0.0),
@@ -393,13 +395,13 @@ class Lookup(RowGradients):
         return cls(lines, gathered, shape)
 
     def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
-        """Lines are different ones, so their squared norms add up."""
+        """The lines are distinct, so their squared norms add up."""
         return row_energy(self.slopes.flatten(1)), None
 
     def add_sum(
         self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
     ) -> None:
-        """Adds each record's lines to the table; a coordinate meets each record of a block once."""
+        """Adds each record's lines to the table; a record of a block adds to each coordinate at most once."""
         table = target.view(self.shape)
         if fresh and how is Summation.FEW:
             table.zero_()
@@ -438,7 +440,7 @@ def token_gradients(left: Tensor, right: Tensor, slope_left: bool) -> RowGradien
 
 
 def merged(gradients: Sequence[RowGradients]) -> RowGradients:
-    """Several uses of one parameter as one, so that they add up before a norm is taken."""
+    """Several uses of one parameter as one: their gradients are added up before a norm is computed."""
     if len(gradients) == 1:
         return gradients[0]
     outer = [gradient for gradient in gradients if isinstance(gradient, Outer | TokenOuter)]

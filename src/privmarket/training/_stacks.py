@@ -1,7 +1,7 @@
-"""Plain stacks of layers that keep records apart by what they are, so that nothing need be tried.
+"""Plain stacks of known layers. Such layers never mix records, so that no trial is needed.
 
-`is_stack` tells which modules are one. `run_stack` runs a stack of linear layers and activations, layer by layer
-and back, without torch's graph around it: for small models that graph costs as much as the arithmetic.
+`is_stack` decides whether a module is one. `run_stack` runs a stack of linear layers and activations forward and
+backward without torch's graph, which for small models takes as long as the arithmetic.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm, nn.RMSNo
 
 
 def is_stack(module: nn.Module) -> bool:
-    """Whether a module is one layer that we know or a sequence of them, and nothing else happens when it runs.
+    """Whether a module is one known layer or a sequence of known layers, and nothing else.
 
-    A sequence with a forward pass of its own, with hooks, with parametrisations or with parameters that its layers
-    do not have by themselves is more than that.
+    A sequence with a forward pass of its own, with hooks, with parametrisations or with additional parameters is
+    not.
     """
     if _has_hooks(module):
         return False
@@ -65,7 +65,7 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def _has_hooks(part: nn.Module) -> bool:
-    """Whether something of the owner's runs when the part does."""
+    """Whether hooks of the user run when the part runs."""
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
     return any(hooks) or "forward" in vars(part)
 
@@ -87,12 +87,12 @@ def run_stack(
     Args:
         layers: as `leaves` gives them.
         stand_ins: for each trainable parameter, by its id.
-        loss: one of our own.
+        loss: one of the built-in losses.
     """
     steps: list[Callable[[Tensor], Tensor]] = []  # from the slope by a layer's output to that by its input
     rows = x
     begun = False
-    fresh = False  # nobody else needs the rows, so that an activation may overwrite them
+    fresh = False  # not needed elsewhere, so an activation may overwrite the rows
     with torch.no_grad():
         for layer in layers:
             if any(id(parameter) in stand_ins for parameter in layer._parameters.values()):
@@ -133,11 +133,11 @@ def run_stack(
 def _through_linear(layer: LinearMap, rows: Tensor, needs_slope: bool, slope: Tensor) -> Tensor:
     slope = slope.contiguous()
     layer.note(rows, slope)
-    return layer.back(slope) if needs_slope else slope  # nobody needs the derivative by the records
+    return layer.back(slope) if needs_slope else slope  # the derivative by the records is not needed
 
 
 def _through_relu(out: Tensor, slope: Tensor) -> Tensor:
-    slope = slope.contiguous()  # made for this step, so that it may be overwritten
+    slope = slope.contiguous()  # made in this step, so it may be overwritten
     torch.ops.aten.threshold_backward.grad_input(slope, out, 0, grad_input=slope)
     return slope
 
@@ -149,7 +149,7 @@ def _through_tanh(out: Tensor, slope: Tensor) -> Tensor:
 
 
 def _through_graph(before: Tensor, after: Tensor, slope: Tensor) -> Tensor:
-    # The derivative of Σ after·slope; to hand the slope over itself makes torch import a second's worth of modules.
+    # The derivative of Σ after·slope. Passing the slope to torch directly would import modules for about a second.
     with torch.enable_grad():
         total = (after * slope).sum()
     return torch.autograd.grad(total, before)[0]
