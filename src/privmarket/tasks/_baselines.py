@@ -1,7 +1,7 @@
 """The free baseline: the best simple model of the buyer's own records, fitted without buying anything.
 
-A buyer that holds labelled records of its own can fit a model to them for no money and at ε = 0. What a market
-sells is worth no more than what it adds to that, so every report of a bought model states this figure first.
+A buyer with labelled records of its own can fit a model to them without paying, at ε = 0. A market is worth only
+what it adds to that, so every report of a bought model states this figure first.
 
 Three models are fitted: multinomial logistic regression, ridge regression (on one-hot targets for a classification)
 and ridge regression with a Gaussian kernel. Their hyper-parameters are chosen by cross-validation on the same
@@ -29,11 +29,11 @@ GOALS = ("classification", "regression")
 _FOLDS = 5
 # A kernel matrix of n records takes n² numbers and n³ operations.
 _KERNEL_RECORDS = 8_000
-# Hyper-parameters of the slower models are searched on so many records.
+# Hyper-parameters of the slower models are searched on at most this many records.
 _SEARCHED_RECORDS = 2_000
-# Steps of a search along one hyper-parameter, in either direction from its start.
+# The most steps of a search along one hyper-parameter, in either direction from its start.
 _LONGEST_WALK = 7
-# Below such a penalty the equations have no accurate solution in double precision.
+# With a smaller penalty the equations have no accurate solution in double precision.
 _LEAST = 1e-9
 
 
@@ -145,11 +145,11 @@ class _Problem:
         return chosen
 
     def score(self, output: Array) -> float:
-        """Accuracy or R² of (records, outputs) predictions of these very records."""
+        """Accuracy or R² of (records, outputs) predictions of the problem's own records."""
         return _score(self.goal, self.decided(output), self.targets)
 
     def part(self, rows: NDArray[np.intp]) -> _Problem:
-        """The same question about some of the records."""
+        """The problem restricted to some of the records."""
         return _Problem(self.goal, self.response[rows], self.labels, self.targets[rows], self.fold[rows])
 
 
@@ -316,7 +316,7 @@ def _kernel_ridge(
 
 @dataclass(frozen=True)
 class _GaussianKernel:
-    """The hyper-parameters of a kernel ridge regression, and how well they did in cross-validation."""
+    """The hyper-parameters of a kernel ridge regression, and their cross-validated score."""
 
     median: float
     width: float
@@ -450,7 +450,7 @@ class _LogisticFit:
         return np.asarray(self.back @ moved)
 
     def cross_validated(self) -> float:
-        """The share of records that a fit without their fold labels rightly."""
+        """The share of records to which a fit without their fold gives the right label."""
         output = np.empty_like(self.problem.response)
         for fitted, rest in self.problem.folds():
             output[rest] = self.turned[rest] @ self.moved(fitted).astype(np.float32)
@@ -460,7 +460,7 @@ class _LogisticFit:
 def _within_span(rows: Array) -> tuple[Array, Array | None]:
     """Rows in an orthonormal basis of their span, if they have more columns than there are rows, and that basis.
 
-    Penalised weights lie in the span of the records, so a fit there is the same fit with fewer unknowns.
+    Penalised weights lie in the span of the records, so a fit in this basis is the same with fewer unknowns.
     """
     if rows.shape[1] <= rows.shape[0]:
         return rows, None

@@ -1,7 +1,7 @@
-"""Tasks by name: pictures and tables that anyone can get, shared out among clients or with clients of their own.
+"""Tasks by name: public pictures and tables, shared out among clients or with clients of their own.
 
-Pictures and scikit-learn's tables have no clients, so they are shared out by a draw. The other tables come with
-their *natural* clients: airlines, departments, classes of schools, hospitals, writers, maintainers.
+Pictures and scikit-learn's tables have no clients, so records are assigned to clients at random. The other tables
+come with *natural* clients: airlines, departments, school classes, hospitals, writers, maintainers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ else:
     image_features = late("privmarket.tasks._features")
     sklearn_datasets = late("sklearn.datasets")
 
-# The stream of random numbers that decides which kept-back records are public.
+# Names the stream of random numbers that decides which kept-back records are public.
 _PUBLIC = 12
 _TEST_SHARE = 0.2
 _TEST_EVERY = 5
@@ -48,7 +48,7 @@ _KEPT_BACK_EVERY = 10
 
 @dataclass(frozen=True)
 class _Picture:
-    """A set of pictures: names of its classes, and the features and the model that were found to work on it."""
+    """A set of pictures: the names of its classes, and default features and model."""
 
     classes: tuple[str, ...]
     features: str
@@ -74,9 +74,9 @@ class _Natural:
     Attributes:
         file: in the data folder, or in this package's examples.
         ships: whether it comes with this package.
-        label: of the schema, as TOML would say it.
-        columns: of the schema. Ranges are documented scales, or round numbers beyond what occurs.
-        clients: what the clients can be → the column that names them; the first is the default.
+        label: the table [label] of the schema.
+        columns: the columns of the schema. Ranges are documented scales, or round numbers beyond what occurs.
+        clients: kind of client → the column that names them; the first is the default.
         person: the column that names the person, if there is one.
         text: the column of text, if that is the input; read as tokens or as counts of words, as the model needs.
     """
@@ -149,13 +149,13 @@ _NATURAL = {
         text="description",
     ),
 }
-# How texts are read: as numbers of words for models of tokens, as counts of words for the others.
+# How texts are read: as word numbers for models of tokens, as word counts for the others.
 _AS_TOKENS: dict[str, object] = {"kind": "tokens", "buckets": 1024, "length": 24}
 _AS_COUNTS: dict[str, object] = {"kind": "text", "buckets": 1024}
 
 
 def task_names() -> tuple[str, ...]:
-    """The names that `task` takes."""
+    """The names that `task` accepts."""
     return (*_PICTURES, *_SCIKIT, *_NATURAL)
 
 
@@ -194,10 +194,10 @@ def task(
         alpha: Dirichlet skew of labels where clients are drawn: 0.1 severe, 0.5 (the default) mild.
         sizes: "equal" (the default), or "dirichlet", where clients differ in size as well.
         public: how many records the buyer owns; if left out, as many as a client holds on average. They come from
-            records that are kept back from the clients, so the clients' records do not depend on this number,
-            except where clients are natural: there they are drawn with the seed.
+            records that are kept back from the clients, so the clients' records do not depend on this number. With
+            natural clients they are drawn from all records with the seed.
         features: of pictures: "none" or a fixed public transform.
-        model: as in `Task.from_csv`; if left out, what was found to work.
+        model: as in `Task.from_csv`; if left out, a default for this task.
         score: the headline score.
         measured_on: of pictures: "test", or "validation": kept-back records that are not public.
         unit: "record", or "person" for insteval, where a student rates several lectures.
@@ -231,7 +231,7 @@ def task(
 
 
 def _only(name: str, asked: Mapping[str, object], clients: int | str | None) -> str | None:
-    """Refuses settings that a task does not have; returns which natural clients are meant."""
+    """Refuses settings that a task does not have. Returns the kind of natural clients."""
     for option, value in asked.items():
         if value is not None:
             raise ConfigurationError(f"{name} has no {option}", "leave it out")
@@ -245,7 +245,7 @@ def _only(name: str, asked: Mapping[str, object], clients: int | str | None) -> 
 
 @dataclass(frozen=True)
 class _Split:
-    """How records without clients are shared out: the same draw as `FederationConfig` makes."""
+    """How records without clients are shared out, by the same draw as in `FederationConfig`."""
 
     clients: int
     alpha: float
@@ -279,7 +279,7 @@ def _pictures(name: str, split: _Split, public: int | None, features: str, measu
     parts = split.parts(raw.train_labels)
     chosen = split.public_rows(len(pool.test_labels), public, len(raw.train_labels))
     rest = np.setdiff1d(np.arange(len(pool.test_labels)), chosen)
-    # With sizes by Dirichlet some clients may hold nothing; they keep their place.
+    # With Dirichlet sizes some clients may hold nothing; they keep their place.
     names = tuple(str(at) for at in range(len(parts)))
     order = np.concatenate(parts)
     test = Records(made.test_images, made.test_labels)

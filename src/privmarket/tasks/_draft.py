@@ -1,7 +1,8 @@
-"""A first draft of a table's schema, read off the table itself: what `privmarket data describe` prints.
+"""A first draft of a table's schema, made from the table itself; `privmarket data describe` prints it.
 
-Every range and every list of values in it is taken from the records, so none of it is public until somebody who may
-say so says so. The draft marks each such line, and `taken_from` on its top makes every task repeat the warning.
+Every range and every list of values in it is taken from the records, so none of it is public until somebody who is
+entitled to says so. The draft marks each such line, and `taken_from` at its top makes every task repeat the
+warning.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Seen:
     words: int = 0
 
     def add(self, cells: Sequence[str], decimal_comma: bool) -> None:
-        """Looks at some more cells."""
+        """Takes in some more cells."""
         absent = frozenset(MISSING_CELLS)
         held = [cell for cell in map(str.strip, cells) if cell not in absent]
         self.cells += len(cells)

@@ -132,7 +132,7 @@ def _of_frame(
     goal: str | None,
     schema: Schema | None,
 ) -> TaskRecords:
-    """A data frame is read as a table in a file is: by the schema, or by the public records."""
+    """The records of a data frame, read like a table in a file: by the schema, or by the public records."""
     known = schema or Schema(source="the schema")
     if classes is not None or label_range is not None:
         given: dict[str, object] = {"column": _LABEL}
@@ -199,7 +199,7 @@ def _cells(values: object) -> Cells:
 
 
 def _array(given: object, what: str) -> NDArray[np.generic]:
-    """NumPy of NumPy, torch, pandas or lists; without a copy where that is possible."""
+    """A NumPy array from NumPy, torch, pandas or lists, without a copy if possible."""
     if hasattr(given, "detach"):  # a tensor
         tensor = given.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":  # which NumPy does not have
@@ -260,7 +260,7 @@ def _of_dataset(dataset: object, what: str) -> tuple[NDArray[np.generic], NDArra
 
 
 def _for_models(given: NDArray[np.generic], what: str) -> NDArray[np.generic]:
-    """float32 of numbers with a point, int64 of whole ones; refuses text and what is not finite."""
+    """float32 for floating-point numbers, int64 for whole ones; refuses text and values that are not finite."""
     if np.issubdtype(given.dtype, np.bool_) or np.issubdtype(given.dtype, np.unsignedinteger):
         return np.ascontiguousarray(given, dtype=np.float32)
     if np.issubdtype(given.dtype, np.integer):
@@ -279,7 +279,7 @@ def _for_models(given: NDArray[np.generic], what: str) -> NDArray[np.generic]:
 
 
 def _clients(given: object, rows: int) -> tuple[tuple[str, ...], Positions]:
-    """Names in the order in which they appear, and the place of each row's client."""
+    """The clients' names in the order in which they appear, and the place of each row's client among them."""
     array = _array(given, "clients")
     if array.shape != (rows,):
         raise DataError(f"{rows} records and clients of shape {array.shape}", "name one client per record")
@@ -317,7 +317,7 @@ def _persons(given: object, codes: Positions) -> Positions:
 
 
 def _classes(given: int | Sequence[object] | None, public: NDArray[np.generic] | None) -> tuple[str, ...]:
-    """Names of the classes: as given, or as the public labels show them."""
+    """Names of the classes: as given, or those of the public labels."""
     if isinstance(given, int):
         names = tuple(str(at) for at in range(given))
     elif given is not None:

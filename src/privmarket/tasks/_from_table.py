@@ -1,7 +1,7 @@
-"""The records of a task from tables: who the clients are, which rows are put aside, and how cells become inputs.
+"""The records of a task from tables: finds the clients, puts rows aside, and turns cells into inputs.
 
-A file is read two or three times: once to see who the clients are, once more for the public rows if these are a
-share of the file and the schema leaves something open, and once to turn its rows into arrays.
+A file is read two or three times: to find the clients; for the public rows, if these are a share of the file and
+the schema leaves something open; and to turn its rows into arrays.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from privmarket.tasks._schema import Schema
 from privmarket.tasks._tables import FILE_NAME, Block, FolderTable, Table, read_table, require_column, texts
 
 Progress = Callable[[int, int], None]
-"""Told how many rows are done, and how many there are (0 while that is not known)."""
+"""Called with the number of rows that are done, and of all rows (0 while that is not known)."""
 
-_SPLIT = 11  # the stream of random numbers that puts rows aside
+_SPLIT = 11  # names the stream of random numbers that puts rows aside
 _PRIVATE = 0
 _PUBLIC = 1
 _TEST = 2
 
 
 def same_name(name: str) -> str:
-    """What two names have in common that a reader takes for one: without case, and with single spaces."""
+    """The name without case and with single spaces: two names that a reader takes for the same one are equal."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
@@ -213,12 +213,12 @@ def _check_shares(
 
 @dataclass(frozen=True, eq=False)
 class _Scanned:
-    """Who a table's rows belong to.
+    """The client and the person of each row of a table.
 
     Attributes:
         names: the clients, in the order in which they first appear.
-        clients: (rows,) which client a row belongs to.
-        persons: (rows,) which person, numbered over the whole table, or None.
+        clients: (rows,) the number of each row's client.
+        persons: (rows,) the number of each row's person, over the whole table, or None.
     """
 
     names: tuple[str, ...]
@@ -227,7 +227,7 @@ class _Scanned:
 
 
 def _scan(table: Table, client: str, person: str | None, progress: Progress | None) -> _Scanned:
-    """Reads who holds the rows; refuses empty names, names that look the same, and a single client."""
+    """Reads the clients and persons; refuses empty names, names that look the same, and a single client."""
     code: dict[str, int] = {}
     looks: dict[str, tuple[str, str]] = {}
     people: dict[str, int] = {}
@@ -277,8 +277,8 @@ def _scan(table: Table, client: str, person: str | None, progress: Progress | No
 def _parts(seen: _Scanned, public_share: float, test_share: float, seed: int) -> NDArray[np.int64]:
     """(rows,) whether a row stays private, is public, or is for testing.
 
-    Rows are drawn with the seed; all rows of a person at a client go the same way, and every client keeps at least
-    one of its rows (or persons).
+    Rows are drawn with the seed. All rows of a person at a client get the same answer, and every client keeps at
+    least one of its rows (or persons).
     """
     rows = len(seen.clients)
     part = np.full(rows, _PRIVATE)

@@ -1,4 +1,4 @@
-"""The models that a task can be given by name, as ordinary `nn.Sequential`; any other module does as well.
+"""The models that a task can be given by name, as ordinary `nn.Sequential`; any other module works too.
 
 None of them mixes records: there is no batch normalisation, and a layer normalisation works on one record.
 """
@@ -36,7 +36,7 @@ def cnn(inputs: Shape, outputs: int) -> nn.Module:
 
 
 class Tokens(nn.Module):
-    """(rows, length) numbers of tokens → (rows, length, width) vectors; place adds to the word where asked."""
+    """(rows, length) token numbers → (rows, length, width) vectors of words, plus those of places if asked for."""
 
     def __init__(self, buckets: int, width: int, length: int = 0) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(rows, length, width) → the same shape; places of one record look at each other."""
+        """(rows, length, width) → the same shape; attention is between the places of one record."""
         rows, length, width = vectors.shape
         parts = self.mixed(self.norm(vectors)).view(rows, length, 3, self.heads, width // self.heads)
         query = parts[:, :, 0].transpose(1, 2)
@@ -132,7 +132,7 @@ _OF_TOKENS = ("embedding", "transformer")
 
 
 def model_names() -> tuple[str, ...]:
-    """The models that can be named."""
+    """The models that can be given by name."""
     return tuple(_MODELS)
 
 
@@ -146,7 +146,7 @@ def model_builder(
             record's inputs, and `outputs`, how many numbers it should give, by name.
         inputs: shape of a record's inputs.
         outputs: how many numbers the model gives for a record.
-        buckets: how many different tokens there are, where the inputs are tokens.
+        buckets: how many different tokens there are, if the inputs are tokens.
     """
     if isinstance(model, str) and ":" in model:
         found = object_named(model, "build")
@@ -172,7 +172,7 @@ def model_builder(
 
 
 def builder_to_json(build: Callable[..., nn.Module]) -> dict[str, object]:
-    """How a model is built, as JSON data: its name and sizes, or where its function stands."""
+    """How a model is built, as JSON data: its name and sizes, or the place of its function."""
     given = build if isinstance(build, partial) else partial(build)
     for name, known in _MODELS.items():
         if given.func is known:
@@ -192,13 +192,13 @@ def builder_to_json(build: Callable[..., nn.Module]) -> dict[str, object]:
 def builder_from_json(
     said: Mapping[str, Any], model: str | Callable[..., nn.Module] | None, inputs: Shape, outputs: int
 ) -> Builder:
-    """The function that builds a model of which `builder_to_json` told.
+    """The function that builds the model which `builder_to_json` described.
 
     Args:
-        model: used instead, where it is given.
+        model: if given, used instead.
 
     Raises:
-        ConfigurationError: the model is not one of ours, and no function was given.
+        ConfigurationError: the model is not one of this package's, and no function was given.
     """
     if model is not None:
         return model_builder(model, inputs, outputs)
@@ -225,7 +225,7 @@ def gives_one_output(build: Builder, inputs: NDArray[np.generic]) -> bool:
 
 
 def usual_loss(goal: str, *, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of a goal unless told otherwise.
+    """The default loss of a goal.
 
     Args:
         one_output: the model gives one number per record, which for a classification is the logit of the
@@ -239,7 +239,7 @@ def usual_loss(goal: str, *, one_output: bool) -> Callable[[Tensor, Tensor], Ten
 
 
 def _asked_for(build: Callable[..., nn.Module], inputs: Shape, outputs: int) -> dict[str, object]:
-    """Those of `inputs` and `outputs` that the function takes; refuses other arguments without a default."""
+    """Those of `inputs` and `outputs` that are arguments of the function; refuses others without a default."""
     known: dict[str, object] = {"inputs": inputs, "outputs": outputs}
     try:
         parameters = signature(build).parameters.values()

@@ -2,9 +2,9 @@
 
 Needs NumPy only, so that a client can bid without loading torch.
 
-Implements: the sample distribution of Sec. VIII of [Sun2026] in two readings. [Hsu2019]: every client holds
-equally many records and its mix of labels is a draw from Dir(α). Or each label's records are shared out among the
-clients by a draw from Dir(α), which makes sizes vary as well, by a factor of many at α = 0.1.
+Implements: the sample distribution of Sec. VIII of [Sun2026] in two readings. [Hsu2019]: every client holds equally
+many records and its mix of labels is a draw from Dir(α). Or each label's records are shared out among the clients
+by a draw from Dir(α). Then sizes vary as well, at α = 0.1 by a large factor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Labels = NDArray[np.int64]
 Positions = NDArray[np.int64]
 
 
-# The stream of random numbers that decides who holds which record.
+# Names the stream of random numbers that decides who holds which record.
 _PARTITION = 1
 
 
 def drawn_parts(labels: Labels, clients: int, alpha: float, sizes: str, seed: int) -> list[Positions]:
-    """Record numbers of each client, as a seed decides them.
+    """Record numbers of each client; they follow from the seed.
 
     Args:
         sizes: "equal" for as many records each, "dirichlet" for sizes that vary as well.

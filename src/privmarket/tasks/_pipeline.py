@@ -1,7 +1,7 @@
 """From the cells of a table to the inputs of a model, and from the outputs of a model to predictions.
 
-A pipeline is fixed by public facts alone: the schema, and the public records where the schema says nothing. It then
-turns each row into inputs on its own. No private record has any influence on how another one is read.
+A pipeline is fixed by public facts alone: the schema, and the public records where the schema says nothing. It
+turns each row into inputs separately, so no private record influences how another one is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from privmarket.tasks._schema import DATE_FORMATS, MISSING_CELLS, Column, Schema
 from privmarket.tasks._tables import Block, cell_text, read_table, require_column, texts
 
 Inputs = NDArray[np.generic]
-# Numbers that are scaled by the public records are cut at so many deviations: no wild cell outweighs the rest.
+# Numbers that are scaled by the public records are cut at this many deviations, so that no outlier outweighs the
+# rest.
 _MOST_DEVIATIONS = 5.0
 _MOST_CATEGORIES = 50
 _BOOLEAN_WORDS = (("no", "yes"), ("false", "true"), ("n", "y"), ("f", "t"), ("0", "1"))
@@ -30,14 +31,14 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class FittedColumn:
-    """How one column is read: its public facts with nothing left open.
+    """How one column is read: its public facts, all filled in.
 
     Attributes:
         name: of the column.
-        about: kind and rules; `values` is filled where the kind has any.
-        centre: what is taken off a number (for dates, a day).
-        spread: what it is then divided by.
-        limit: how far from 0 a scaled number may be; beyond, it is moved there.
+        about: kind and rules, with its `values` if the kind has any.
+        centre: is subtracted from a number (for dates, a day).
+        spread: the difference is divided by it.
+        limit: scaled numbers are clipped to ± this.
         scaled_by: "schema" or "public records".
     """
 
@@ -235,7 +236,7 @@ class TargetScale:
         return np.asarray((np.asarray(values, np.float64) - self.centre) / self.spread, dtype=np.float32)
 
     def clipped(self, targets: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Targets moved to the limit where they are beyond it, each on its own; for records to train on."""
+        """Targets clipped to ± `limit`, for records to train on."""
         return np.clip(targets, -self.limit, self.limit)
 
     def restored(self, outputs: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -360,7 +361,7 @@ class Pipeline:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"this is no description of a table's columns: {error!r}", "use a card written by save_model"
+                f"this does not describe a table's columns: {error!r}", "use a card written by save_model"
             ) from error
 
 
@@ -377,13 +378,13 @@ def _fitted_from_json(given: Mapping[str, object]) -> FittedColumn:
 def fit_pipeline(
     schema: Schema, columns: Sequence[str], label: str, goal: str | None, public: Block | None
 ) -> Pipeline:
-    """The pipeline of a table, from its schema and, where that is silent, from the public records.
+    """The pipeline of a table, from its schema, and from the public records where the schema says nothing.
 
     Args:
         schema: what is publicly known.
         columns: names of the columns of inputs.
         label: name of the label's column.
-        goal: "classification", "regression", or None: what the schema or the public labels say.
+        goal: "classification", "regression", or None to take it from the schema or the public labels.
         public: all public records as one block, or None if there are none.
     """
     missing = frozenset(schema.missing_values)
@@ -553,7 +554,7 @@ def _boolean_words(schema: Schema, name: str, public: Block | None, missing: fro
 
 
 def _goal(schema: Schema, label: str, goal: str | None, public: Block | None, missing: frozenset[str]) -> str:
-    """What is asked for, what the schema says, or what public labels of text (or of two values) can only mean."""
+    """The goal as asked for, or from the schema, or from public labels if these allow one goal only."""
     if goal not in (None, "classification", "regression"):
         raise UnknownNameError.among("goal", str(goal), ("classification", "regression"))
     known = schema.label.goal

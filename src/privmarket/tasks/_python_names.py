@@ -11,11 +11,11 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 
 
 def object_named(name: str, what: str) -> object:
-    """The object that `path/to/file.py:name` or `package.module:name` means; the code is run to get it.
+    """The object called `path/to/file.py:name` or `package.module:name`. Its module is run to get it.
 
     Args:
-        name: where it stands.
-        what: what it should be, for messages, such as "task" or "model".
+        name: file or module, and name.
+        what: the kind of object, for messages, such as "task" or "model".
     """
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
@@ -31,7 +31,7 @@ def _module(place: str, what: str) -> ModuleType:
     try:
         if place.endswith(".py"):
             return _module_of_file(Path(place))
-        # A console script does not look into the working directory; `python -m` does.
+        # A console script does not search the working directory for modules; `python -m` does.
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)

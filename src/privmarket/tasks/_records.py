@@ -1,4 +1,4 @@
-"""Records as arrays: what goes into a model, what should come out, and whose records they are."""
+"""Records as arrays: inputs, labels, and the persons that they belong to."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Records:
     """Some records, one per row.
 
     Attributes:
-        inputs: (rows, ...) what the model takes; float32, or int64 for numbers of tokens.
-        labels: (rows, ...) what the loss takes; int64 class numbers, or float32 targets.
-        persons: (rows,) int64, which person a row belongs to; a number belongs to one person at one client. None
-            where every row is protected on its own.
+        inputs: (rows, ...) inputs of the model; float32, or int64 for numbers of tokens.
+        labels: (rows, ...) labels for the loss; int64 class numbers, or float32 targets.
+        persons: (rows,) int64, the person of each row; a number belongs to one person at one client. None if every
+            row is protected separately.
     """
 
     inputs: Inputs
@@ -61,7 +61,7 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class TaskRecords:
-    """The data side of a task; `Task` says what each part is."""
+    """The records of a task; `Task` describes each attribute."""
 
     clients: tuple[str, ...]
     sizes: Positions

@@ -1,4 +1,4 @@
-"""The schema of a table: what kind each column is, and the public range or values it is read with.
+"""The schema of a table: the kind of each column, and its public range or values.
 
 A schema is written in TOML:
 
@@ -24,9 +24,9 @@ records unless their holders agree that it is public.
 Missing cells follow the column's rule `missing`:
 
 - "refuse" (the default): the file is refused, with the line and the rule to add.
-- "flag": the middle of the public scale stands in for a number, and a further input says that it was missing; a
+- "flag": a missing number becomes the middle of the public scale, and a further input says that it was missing; a
   missing category is a value of its own.
-- "middle": the same stand-in without the further input.
+- "middle": the same without the further input.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Column:
         values: the categories; of a boolean, the words for false and for true. Empty: taken from the public
             records.
         missing: one of `MISSING_RULES`.
-        unknown: what a category that is not listed becomes: "refuse" the file, or "zero", no category at all.
+        unknown: what happens to a category that is not listed: "refuse" the file, or "zero" for no category at all.
         format: how a date is written, in the letters of `strptime`; ISO (2024-12-31) if empty.
         buckets: how many hash buckets words are put into.
         length: how many words of a text are kept as tokens.
@@ -117,7 +117,7 @@ class Column:
         return cls(kind, limits, values, missing, unknown, form, buckets, length)
 
     def to_dict(self) -> dict[str, object]:
-        """What `from_dict` takes, without what has its default."""
+        """The TOML table for `from_dict`, without keys that have their default."""
         made: dict[str, object] = {"kind": self.kind}
         if self.range is not None:
             days = self.kind == "date"
@@ -133,7 +133,7 @@ class Column:
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """What is publicly known of the label: classes, or the range of a number; public records say it if neither."""
+    """What is publicly known of the label: classes, or a range. If neither, the public records decide."""
 
     column: str = ""
     values: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class LabelColumn:
 
     @property
     def goal(self) -> Literal["classification", "regression"] | None:
-        """What the label is made for, if that is known."""
+        """The goal that follows from the label, if it is known."""
         if self.values:
             return "classification"
         return None if self.range is None else "regression"
@@ -157,9 +157,9 @@ class Schema:
         client: the column that names the client; may be empty.
         person: the column that names the person; may be empty.
         missing_values: cells that count as missing.
-        taken_from: the file from which ranges and values were drafted; empty once somebody said that they are
+        taken_from: the file from which ranges and values were drafted; empty once somebody has said that they are
             public.
-        source: where the schema stands, for messages.
+        source: the schema's file, for messages.
     """
 
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class Schema:
         return schema
 
     def to_dict(self) -> dict[str, object]:
-        """What `from_dict` takes."""
+        """The TOML document for `from_dict`."""
         label: dict[str, object] = {"column": self.label.column}
         if self.label.values:
             label["values"] = list(self.label.values)
@@ -253,13 +253,13 @@ class Schema:
 
 
 def toml_key(name: str) -> str:
-    """A column's name as TOML wants it in a heading."""
+    """A column's name as it is written in a heading of TOML."""
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
     return name if plain else json.dumps(name, ensure_ascii=False)
 
 
-# How dates are commonly written, in the letters of `strptime`; "" is ISO. Where day and month could be either way
-# round, the first format that fits counts.
+# How dates are commonly written, in the letters of `strptime`; "" is ISO. If day and month could be in either
+# order, the first format that fits counts.
 DATE_FORMATS = ("", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d")
 
 
@@ -273,7 +273,7 @@ def is_day(text: str, form: str = "") -> bool:
 
 
 def day_number(text: str, form: str = "") -> int:
-    """The ordinal number of a day; raises ValueError for what is none."""
+    """The ordinal number of a day; raises ValueError for a text that is not one."""
     if form:
         return datetime.strptime(text, form).toordinal()
     return date.fromisoformat(text[:10]).toordinal()

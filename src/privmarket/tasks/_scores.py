@@ -23,13 +23,13 @@ class Score:
     """One way of measuring a model.
 
     Attributes:
-        name: what options and JSON call it.
+        name: its name in options and JSON.
         value: `(outputs, labels) -> float`.
         higher_is_better: whether a larger value means a better model.
-        heading: what tables call it.
-        style: how a value is written, a format string.
+        heading: its name in tables.
+        style: a format string for values.
         percent: whether a value is a share, which tables write as a percentage.
-        best: the value that no model passes, if there is one.
+        best: the best possible value, if there is one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where a command's task comes from: the options of `federate`, `plan` and `attack`, declared once."""
+"""The options with which `federate`, `plan` and `attack` are given a task, declared once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TaskSource:
         """Reads the table, or imports the object.
 
         Args:
-            progress: told how many rows are read, and of how many (0 while that is not known).
+            progress: called with the number of rows that are read, and of all rows (0 while that is not known).
 
         Raises:
             ConfigurationError: options do not fit together.
@@ -129,7 +129,7 @@ class TaskSource:
 SOURCE_OPTIONS = tuple(one.name for one in fields(TaskSource))
 """The options that commands take."""
 
-# All but those that also make sense where the records do not come from a table.
+# All options but those that also make sense if the records do not come from a table.
 _OF_TABLES = tuple(name for name in SOURCE_OPTIONS if name not in ("data", "task", "bids", "split_seed"))
 
 

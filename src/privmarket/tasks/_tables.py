@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     parquet = late("pyarrow.parquet")
 
-_BLOCK_ROWS = 2_000  # few enough that their cells stay in the processor's cache
+_BLOCK_ROWS = 2_000  # few enough for their cells to stay in the processor's cache
 _SEPARATORS = ",;\t|"
 _CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".tab")
 _PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -69,7 +69,7 @@ class Table(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class CsvTable:
 
 
 class _readable:
-    """Turns what goes wrong with a text file into an error that names the file and the place."""
+    """Turns errors of reading a text file into one that names the file and the place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

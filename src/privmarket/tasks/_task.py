@@ -2,7 +2,7 @@
 
 Three kinds of records are kept apart. *Private* records are the sellers'; they are used only through releases that
 somebody sold. *Public* records are the buyer's own, perhaps none; they may be used for anything. *Test* records are
-looked at once. Public and test records belong to nobody's wallet.
+looked at once. Public and test records are not charged to any wallet.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Task:
         model: makes a fresh model; only parameters with `requires_grad` are trained and sent.
         loss: `(outputs, labels) -> (rows,)`, one value per record.
         scores: the first one is the headline.
-        goal: "classification", "regression", or "own" where only `loss` and `scores` know.
+        goal: "classification", "regression", or "own" if only `loss` and `scores` define it.
         classes: names of the classes, in the order of the outputs; empty if there are none.
         unit: what is protected: one "record", or all records of a "person" at one client.
         pipeline: how rows of a table become inputs; None if the inputs came as arrays.
         target: how the label of a regression is scaled.
-        warnings: lines that whoever runs the task should read.
+        warnings: lines for the user who runs the task.
     """
 
     name: str
@@ -144,11 +144,11 @@ class Task:
             person: the column that names the person; then all rows of a person at one client are protected
                 together.
             public: a file of the buyer's own records, with the same inputs and label.
-            public_share: instead, so large a share of the rows, drawn with the seed. These rows stand for records
-                that the buyer owns: they belong to nobody's wallet, and nothing protects them.
+            public_share: instead, a share of the rows, drawn with the seed. These rows stand for records that the
+                buyer owns: no wallet is charged for them, and nothing protects them.
             test: a file of records to measure the finished model on.
-            test_share: instead, a share of the rows, drawn with the seed. They belong to nobody's wallet either.
-                Every client keeps at least one row, and all rows of a person go the same way.
+            test_share: instead, a share of the rows, drawn with the seed; no wallet is charged for them either.
+                Every client keeps at least one row, and all rows of a person stay together.
             schema: a TOML file or a `Schema`: kinds, public ranges and values; see `privmarket data describe`.
             goal: "classification" or "regression", where neither schema nor public labels decide.
             model: "linear" (the default), "mlp", "embedding", "transformer", `file.py:build`, or a function that
@@ -159,7 +159,7 @@ class Task:
             score: the headline score: a name, a `Score`, a function, or a list of them.
             name: of the task; the file's name if left out.
             seed: of the rows that are put aside.
-            progress: told how many rows are read, and of how many (0 while that is not known).
+            progress: called with the number of rows that are read, and of all rows (0 while that is not known).
         """
         records = records_of_files(
             path,
@@ -205,7 +205,7 @@ class Task:
         Args:
             inputs: (records, ...) of all clients in any order; or a data set of (input, label), with no `labels`.
             labels: (records,) classes (whole numbers or text) or values (numbers with a point).
-            clients: (records,) who holds each record; names or numbers.
+            clients: (records,) the client of each record; names or numbers.
             public: `(inputs, labels)` of the buyer's own records, or a data set.
             test: `(inputs, labels)` to measure the finished model on, or a data set.
             model: a function that makes a module, or a name as in `from_csv`; "linear" if left out.
@@ -213,7 +213,8 @@ class Task:
             score: the headline score: a name, a `Score`, a function, or a list of them.
             features: a fixed function of one record, called with several rows at a time, applied to all records.
                 One whose result for a record depends on the other rows is refused.
-            person: (records,) whose record it is; then all rows of a person at one client are protected together.
+            person: (records,) the person of each record; then all rows of a person at one client are protected
+                together.
             classes: how many classes (0, 1, …) or their names; public labels decide if left out. Labels are names,
                 or whole numbers from 0 that count the names.
             label_range: public (low, high) of a regression's label; public labels decide if left out.
@@ -248,7 +249,7 @@ class Task:
         loss: Loss | None = None,
         score: ScoreLike | Sequence[ScoreLike] | None = None,
     ) -> Task:
-        """A task on records that are ready, with its model, loss and scores filled in."""
+        """A task on records that are read already, with model, loss and scores filled in."""
         classes = len(records.classes)
         if model is None:
             model = "embedding" if _buckets(records.pipeline) else "linear"
@@ -353,7 +354,7 @@ class Task:
         return module
 
     def outputs(self, module: nn.Module, inputs: NDArray[np.generic]) -> NDArray[np.float32]:
-        """(rows, ...) what the module gives for these inputs, in evaluation mode, a block at a time."""
+        """(rows, ...) the module's outputs for these inputs, in evaluation mode, a block at a time."""
         was_training = module.training
         module.eval()
         blocks = []
@@ -367,7 +368,8 @@ class Task:
     def evaluate(self, outputs: NDArray[np.generic], records: Records) -> dict[str, float]:
         """Every score of the task for a model's outputs on these records, in the unit of the data.
 
-        A score that these records do not allow (AUC where one class is missing) is NaN; the headline is refused.
+        A score that cannot be computed for these records (AUC if a class is missing) is NaN; for the headline that
+        is an error.
         """
         given = outputs
         labels = records.labels
@@ -411,7 +413,7 @@ class Task:
         return outputs
 
     def _try_model(self) -> None:
-        """Runs the model and the loss on rows of zeros, so that what is wrong is found before anything is sold.
+        """Runs the model and the loss on rows of zeros, so that mistakes are found before anything is sold.
 
         Raises:
             ConfigurationError: a wrong shape.
@@ -436,7 +438,7 @@ class Task:
             )
         self._check_shape(tuple(outputs.shape))
         if self.test is not None and self.goal != "own":
-            # Whether the headline can be computed at all is known before anything is bought.
+            # So a headline that cannot be computed is found before anything is bought.
             self.evaluate(np.zeros((len(self.test), *outputs.shape[1:]), dtype=np.float32), self.test)
         try:
             losses_of_rows = self.loss(outputs, torch.from_numpy(labels))
@@ -480,7 +482,7 @@ class Task:
     def public_facts(self) -> dict[str, object]:
         """Everything about the task that is used or shown without a release, as JSON data.
 
-        Two tasks that differ in private records only have the same public facts.
+        Two tasks that differ only in private records have the same public facts.
         """
         return {
             "name": self.name,
@@ -539,7 +541,7 @@ class Task:
         return sum(int(np.prod(shape)) for shape in found.values())
 
     def describe(self) -> list[str]:
-        """A few lines about the task, of public facts only."""
+        """A few lines about the task, from public facts only."""
         sizes = self.declared_sizes
         units = "record" if self.unit == "record" else "person"
         what = {"own": "a loss of its own", "regression": "regression"}.get(
@@ -574,7 +576,7 @@ class Task:
 
 
 def _buckets(pipeline: Pipeline | None) -> int | None:
-    """How many different tokens there are, where the inputs are tokens."""
+    """How many different tokens there are, if the inputs are tokens."""
     if pipeline is None:
         return None
     return next((one.about.buckets for one in pipeline.columns if one.about.kind == "tokens"), None)
@@ -604,7 +606,7 @@ def _records_digest(records: Records | None) -> str | None:
 
 
 def _code_of(function: object) -> str:
-    """What names a function over processes: its source where there is one, else its name."""
+    """Identifies a function across processes: its source if there is one, else its name."""
     if isinstance(function, partial):
         return f"{_code_of(function.func)} {function.args!r} {function.keywords!r}"
     try:
