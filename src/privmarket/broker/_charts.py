@@ -95,7 +95,8 @@ def bids_over_time(connection: Connection, round_: RoundAnswer, now_ms: int) -> 
     if not times:
         return None
     end = min(now_ms, round_["bid_deadline_ms"]) if round_["state"] == "open" else times[-1]
-    start, each = round_["opened_ms"], round_["bids"] / len(times)
+    start = round_["opened_ms"]
+    each = round_["bids"] / len(times)
     points = [(0.0, 0.0), *((float(at - start), (i + 1) * each) for i, at in enumerate(times))]
     points.append((float(max(end - start, points[-1][0] + 1)), points[-1][1]))
     ends = ("opened", _clock(end))
@@ -150,7 +151,8 @@ def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[f
 
 def where_the_budget_went(round_: RoundAnswer) -> Chart:
     """Escrow, paid, refunded, as parts of the budget."""
-    budget, paid = round_["budget_micro"], round_["paid_micro"]
+    budget = round_["budget_micro"]
+    paid = round_["paid_micro"]
     if round_["state"] in ("settled", "aborted"):
         parts = [("paid", paid, "good"), ("refunded", budget - paid, "rest")]
     else:
@@ -229,7 +231,8 @@ def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | 
     """One's balance after each of the latest movements."""
     if len(lines) < 2:
         return None
-    balance, points = balance_micro, []
+    balance = balance_micro
+    points = []
     for step, movement in enumerate(lines):
         points.append((-float(step), balance / 1e6))
         balance -= movement["amount_micro"]

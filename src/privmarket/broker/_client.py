@@ -41,7 +41,8 @@ class BrokerCallError(PrivmarketError):
 
     def __init__(self, status: int, code: str, message: str, hint: str) -> None:
         super().__init__(message, hint)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
 
 class BrokerConnection:
@@ -52,7 +53,9 @@ class BrokerConnection:
     """
 
     def __init__(self, url: str, token: str | None, http: httpx.Client) -> None:
-        self.url, self.token, self._http = url, token, http
+        self.url = url
+        self.token = token
+        self._http = http
         self.heads: list[Head] = []
 
     def __enter__(self) -> Self:

@@ -33,7 +33,9 @@ class DemoMarket:
     """One buyer and a dozen sellers that trade while the broker runs; a seed draws their prices and wallets."""
 
     def __init__(self, broker: Broker, seed: int = 0, pace_seconds: float = 0.6) -> None:
-        self._broker, self._rng, self._pace = broker, random.Random(seed), pace_seconds
+        self._broker = broker
+        self._rng = random.Random(seed)
+        self._pace = pace_seconds
         self._stop = threading.Event()
         self._keys = 0
         self.tokens: dict[str, str] = {}
@@ -84,7 +86,8 @@ class DemoMarket:
 
     def trade_one_round(self) -> str:
         """Opens a round, lets everybody bid, deliver and be paid."""
-        broker, rng = self._broker, self._rng
+        broker = self._broker
+        rng = self._rng
         round_id = str(broker.open_round(self._buyer, self.task_id, self._key())["id"])
         for seller, taste in rng.sample(self._sellers, len(self._sellers)):
             self._wait(1)

@@ -248,7 +248,8 @@ def _what_applies(
     now_ms: int,
 ) -> set[str]:
     """The steps that this role can take now; the page shows no other."""
-    state, role = round_["state"], actor.role
+    state = round_["state"]
+    role = actor.role
     bidding = state == "open" and now_ms < round_["bid_deadline_ms"]
     if role == "seller":
         can = {"bid"} if bidding and task["sealing"] == "broker" else set()
@@ -592,11 +593,14 @@ def privacy(request: Request) -> Response:
     """Wallets: one's own, or everybody's for operators."""
     actor, broker = actor_and_broker(request)
     sellers: Sequence[answers.PartyLine | answers.Party] = []
-    further, own, sales_left = None, None, None
+    further = None
+    own = None
+    sales_left = None
     with broker.database.read() as connection:
         if actor.role == "operator":
             found = views.party_list(connection, actor, request.query_params.get("after"), ROWS)
-            sellers, further = [one for one in found["items"] if one["role"] == "seller"], found["next"]
+            sellers = [one for one in found["items"] if one["role"] == "seller"]
+            further = found["next"]
         elif actor.role == "seller":
             sellers = [views.me(connection, actor.party_id)]
             own = charts.own_spending(connection, actor.party_id)
@@ -621,7 +625,9 @@ def audit(request: Request) -> Response:
     if any(len(text) > 80 or not text.isprintable() for text in asked.values()):
         raise BrokerError("that cannot be searched for", "give a name or an id, and one of the kinds in the list")
     with broker.database.read() as connection:
-        kind, about, after = asked["kind"] or None, asked["about"] or None, request.query_params.get("after")
+        kind = asked["kind"] or None
+        about = asked["about"] or None
+        after = request.query_params.get("after")
         about = about and (views.party_named(connection, about) or about)
         entries = log_views.log_list(connection, actor, kind, about, after, ROWS)
         known = {name for item in entries["items"] for name in (item["actor"], item["subject"])}

@@ -127,7 +127,8 @@ def rehearse(
     if not in_process:
         _require_processes()
     _empty(out)
-    seconds, stretch = deadline or _DEADLINE_SECONDS, deadline is None
+    seconds = deadline or _DEADLINE_SECONDS
+    stretch = deadline is None
     if sums:
         tried = sum_rehearsal.IN_PROCESS_ATTACKS if in_process else sum_rehearsal.SumPlan.attacks
         sum_plan = sum_rehearsal.SumPlan(attacks=tried, deadline_seconds=seconds)

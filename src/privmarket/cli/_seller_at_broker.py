@@ -117,13 +117,16 @@ def deliver(
 
       privmarket seller deliver round-0123456789abcdef update.npz --url https://HOST --token TOKEN
     """
-    content, to_send, opening = update.read_bytes(), update, None
+    content = update.read_bytes()
+    to_send = update
+    opening = None
     with clients.BrokerClient(url, token, key=_own_key(key)) as client:
         if client.read(f"/v1/tasks/{client.round(round_id)['task_id']}")["delivery"] == "sealed":
             made = sealed.seal(content)
             to_send = update.with_name(update.name + ".sealed")
             write_atomically(to_send, made.ciphertext)
-            content, opening = made.ciphertext, made.key
+            content = made.ciphertext
+            opening = made.key
         answer = client.claim_delivery(round_id, hashlib.sha256(content).hexdigest(), opening)
     note(f"now send {to_send} to the buyer")
     print_json(answer) if json else print(f"claimed {answer['update_sha256']}: entry {answer['entry']} of the log")

@@ -59,9 +59,7 @@ def witness(
                 head = watching.look()
                 note(f"{counted(head.size, 'entry', 'entries')}, root {head.root}")
                 found = (
-                    witnesses.forks(client, watching.heads, witnesses.read_heads(compare).heads)
-                    if compare
-                    else []
+                    witnesses.forks(client, watching.heads, witnesses.read_heads(compare).heads) if compare else []
                 )
             except clients.LogForkedError as error:
                 found = [f"{error.message} ({error.hint})"]

@@ -9,7 +9,6 @@ buyer. So the first Ctrl-C lets `privmarket flower run` settle the round in prog
 server looks for after each round); the second ends at once.
 """
 
-
 from __future__ import annotations
 
 import io

@@ -298,7 +298,5 @@ class ModuleTraining:
         except (PrivmarketError, ValueError, TypeError) as error:
             raise PolicyRefusal(Reason.RECORDS, f"{where(self.data)}: {error}") from error
         with refusals.becomes(Reason.NOISE, PrivmarketError):
-            training.require_noise(
-                job, int(np.shape(labels)[0]), sum(array.size for array in weights.values())
-            )
+            training.require_noise(job, int(np.shape(labels)[0]), sum(array.size for array in weights.values()))
         self._checked = True

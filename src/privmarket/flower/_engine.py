@@ -187,7 +187,8 @@ class Engine(AbstractContextManager["Engine"]):
                 why = f"the run had not ended after {timeout_seconds:g} s"
                 raise EngineError(why, f"allow it more time, or {self._all_logs()}", self.evidence())
             log = self.log("superlink")
-            ended, given_up = _FINISHED.search(log) is not None, _GIVEN_UP in log
+            ended = _FINISHED.search(log) is not None
+            given_up = _GIVEN_UP in log
             time.sleep(_POLL_SECONDS)
         found: ResultJson = json.loads(result.read_text())
         return found
@@ -307,22 +308,27 @@ def write_app(folder: Path, code: str, config: Mapping[str, UserConfigValue]) ->
     (folder / "pyproject.toml").write_text(
         "\n".join(
             [
-                *("[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"', ""),
-                *("[project]", 'name = "market-app"', 'version = "1.0.0"', 'description = "A market"'),
-                *(
-                    'license = "Apache-2.0"',
-                    "dependencies = []",
-                    "",
-                    "[tool.flwr.app]",
-                    'publisher = "privmarket"',
-                    "",
-                ),
-                *(
-                    "[tool.flwr.app.components]",
-                    'serverapp = "market_app:server"',
-                    'clientapp = "market_app:client"',
-                ),
-                *("", "[tool.flwr.app.config]", *lines, ""),
+                "[build-system]",
+                'requires = ["setuptools"]',
+                'build-backend = "setuptools.build_meta"',
+                "",
+                "[project]",
+                'name = "market-app"',
+                'version = "1.0.0"',
+                'description = "A market"',
+                'license = "Apache-2.0"',
+                "dependencies = []",
+                "",
+                "[tool.flwr.app]",
+                'publisher = "privmarket"',
+                "",
+                "[tool.flwr.app.components]",
+                'serverapp = "market_app:server"',
+                'clientapp = "market_app:client"',
+                "",
+                "[tool.flwr.app.config]",
+                *lines,
+                "",
             ]
         )
     )

@@ -57,7 +57,8 @@ def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp
         raise ConfigurationError(
             f"mode {config.mode!r} on Flower", "only 'private' runs there; simulate the others"
         )
-    training, distribution = config.training, scenario(config.scenario)
+    training = config.training
+    distribution = scenario(config.scenario)
     nominal = max(1, tasks.load_dataset(config.dataset).train_labels.size // config.clients)
     settings: dict[str, Any] = {
         **{one.name: getattr(config, one.name) for one in fields(MarketPlan)},
@@ -122,7 +123,8 @@ def _offer(config: FrozenConfig, terms: Terms, context: Context) -> Offer | None
     client = int(partition_name(context))
     # Persistent types are those of the first round in every round.
     persistent = _thawed(config).types == "persistent"
-    types, size = _types(config, 0 if persistent else terms.number), _sizes(config)[client]
+    types = _types(config, 0 if persistent else terms.number)
+    size = _sizes(config)[client]
     if not size:
         return None
     return Offer(float(types.valuation[client]), min(float(types.epsilon[client]), terms.epsilon_max), float(size))
@@ -142,15 +144,20 @@ class _PoolShares:
         """The client's clipped sum with its share of the noise, as integers by name."""
         clients = _pool(self.config)
         order = clients.Order(
-            *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
-            *(weights[_FLAT], (grid,)),
+            job.sale.number,
+            (int(job.client),),
+            (job.sale.epsilon,),
+            (job.noise_multiplier,),
+            weights[_FLAT],
+            (grid,),
         )
         return {_FLAT: clients.train(order)[0]}
 
 
 def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
     """What each client releases; the same bits whether clients train alone or together."""
-    clients, updates = _pool(config), []
+    clients = _pool(config)
+    updates = []
     for at in range(0, len(jobs), clients.chunk):
         some = jobs[at : at + clients.chunk]
         order = clients.Order(

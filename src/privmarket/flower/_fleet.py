@@ -86,7 +86,8 @@ class Fleet:
 
     def offers(self, terms: Terms) -> dict[str, Offer | None]:
         """Every client's offer, sorted by name; None for those that answered without one."""
-        started, there = time.perf_counter(), set(self.grid.get_node_ids())
+        started = time.perf_counter()
+        there = set(self.grid.get_node_ids())
         # A client whose node is gone may come back on another.
         self.node_of = {client: node for client, node in self.node_of.items() if node in there}
         owner = {node: client for client, node in self.node_of.items()}
@@ -164,7 +165,8 @@ class Fleet:
             if (refused := wire.take(reply.content, Refusal, None)) is not None:
                 _log.warning("node %s does not bid: %s", node, in_policy_terms(refused.reason))
                 return None, None
-            answer, offer = wire.take(reply.content, Answer), None
+            answer = wire.take(reply.content, Answer)
+            offer = None
             if answer.bids:
                 valuation, epsilon, size = answer.valuation, answer.epsilon, answer.data_size
                 if valuation is None or epsilon is None or size is None:

@@ -149,8 +149,14 @@ class GridMarket:
         sizes = None if total is None else np.bincount(total.cohort_of)
         return {
             client: Sale(
-                *(terms.run, terms.number, award.epsilon, award.payment_micro, terms.family),
-                *(self.settings.clip_norm, plan.learning_rate, plan.expected_batch),
+                terms.run,
+                terms.number,
+                award.epsilon,
+                award.payment_micro,
+                terms.family,
+                self.settings.clip_norm,
+                plan.learning_rate,
+                plan.expected_batch,
                 share=1.0 if shares is None else shares[client],
                 broker_round=terms.broker_round,
                 trust=terms.trust,
@@ -190,8 +196,11 @@ class GridMarket:
         if self.noise == "records":
             _summary_log.info(
                 "training: %s steps a round, sampling rate %g, clip norm %g, learning rate %g, expected batch %g",
-                *(settings.steps, settings.sampling_rate, settings.clip_norm),
-                *(plan.learning_rate, plan.expected_batch),
+                settings.steps,
+                settings.sampling_rate,
+                settings.clip_norm,
+                plan.learning_rate,
+                plan.expected_batch,
             )
         if plan.noise_ratio > LOUD:
             _summary_log.warning("%s", too_loud(plan.noise_ratio, self.noise, self.parameters))
@@ -235,8 +244,12 @@ class GridMarket:
         terms = auction.terms
         self.fleet.receipts = {
             client: Receipt(
-                *(terms.run, terms.number, record.paid_micro.get(client, 0)),
-                *(record.dropped.get(client, ""), terms.trust, self.cohorts_of.get(terms.number, 1)),
+                terms.run,
+                terms.number,
+                record.paid_micro.get(client, 0),
+                record.dropped.get(client, ""),
+                terms.trust,
+                self.cohorts_of.get(terms.number, 1),
             )
             for client in auction.awards
             if client in self.fleet.node_of
@@ -306,7 +319,8 @@ class GridMarket:
         """Lines of the summary about what did not happen."""
         lines = list(dict.fromkeys(self._why.values()))
         if self.ended:
-            played, rounds = len(self.records), self.settings.rounds
+            played = len(self.records)
+            rounds = self.settings.rounds
             lines.append(f"ended after round {played} of {rounds}: {self.ended}")
         return lines
 
@@ -356,7 +370,9 @@ class BrokerAuctioneer:
             raise ConfigurationError(
                 "a broker wants the auction rule by name", "give it, e.g. mechanism='proportional-share'"
             )
-        self.client, self.settings, self.title = client, settings, title
+        self.client = client
+        self.settings = settings
+        self.title = title
         self._task = ""
 
     def clear(self, terms: Terms, bidders: Bidders) -> Round:
@@ -412,7 +428,8 @@ class BrokerAuctioneer:
         settled = auction.settle(reports, voided)
         if not auction.awards or settled.record is None:
             return settled
-        name, record = auction.terms.broker_round, settled.record
+        name = auction.terms.broker_round
+        record = settled.record
         claimed = [award["seller_id"] for award in self.client.awards(name) if award["claim_sha256"]]
         if claimed:
             self.client.give_receipts(name, {c: record.dropped.get(c) for c in claimed})

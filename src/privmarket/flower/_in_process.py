@@ -106,11 +106,14 @@ class InProcessGrid(Grid):
 
         Orders of a round go to the client app together where it can train several clients at once.
         """
-        waiting, replies, app = list(messages), [], self.client_app
+        waiting = list(messages)
+        replies = []
+        app = self.client_app
         many = isinstance(app, MarketClientApp) and app.seller.train_many is not None
         size = _TOGETHER if many and all(wire.SALE in m.content for m in waiting) else 1
         for start in range(0, len(waiting), size):
-            some, started = waiting[start : start + size], time.monotonic()
+            some = waiting[start : start + size]
+            started = time.monotonic()
             for message in some:
                 message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             if size > 1 and len(some) > 1 and isinstance(app, MarketClientApp):

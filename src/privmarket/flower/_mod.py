@@ -81,7 +81,10 @@ class WalletMod:
         if noise == "update":  # noise on a whole update is one full release, whatever schedules are known
             rules = replace(rules, schedules=((1.0, 1),))
         self.seller = Seller(_AppTraining(model), offer, wallet_of, spread, name, None, None, rules)
-        self.noise, self.allow, self.metric, self._size = noise, frozenset(allow), metric, data_size
+        self.noise = noise
+        self.allow = frozenset(allow)
+        self.metric = metric
+        self._size = data_size
 
     def answer_bids(self, app: ClientApp) -> None:
         """Registers what the market asks: bids and receipts. Call it once, on the app that has this mod."""
@@ -187,7 +190,8 @@ class _AppTraining:
     """The app behind the mod trains; before anything is reserved its model is looked at, where it is known."""
 
     def __init__(self, model: Callable[[], nn.Module] | None) -> None:
-        self._model, self._has_passed = model, False
+        self._model = model
+        self._has_passed = False
 
     def __call__(self, weights: Arrays, job: Job) -> Arrays:
         raise NotImplementedError("the app behind the mod trains")

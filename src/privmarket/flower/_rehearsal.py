@@ -68,8 +68,11 @@ class RehearsalPlan:
     rounds: int = 3
     deadline_seconds: float = 40.0
     faults: tuple[Fault, ...] = (
-        *(Fault(1, "nan", 1), Fault(2, "shape", 1), Fault(3, "late", 1)),
-        *(Fault(4, "killed", 1), Fault(5, "replay", 2)),
+        Fault(1, "nan", 1),
+        Fault(2, "shape", 1),
+        Fault(3, "late", 1),
+        Fault(4, "killed", 1),
+        Fault(5, "replay", 2),
     )
     impostor: bool = True
     light: bool = False
@@ -116,7 +119,8 @@ def client(plan: str, folder: str) -> MarketClientApp:
     chosen = read_plan(plan)
     app = federation_client(chosen.config, Path(folder) / "wallets")
     if chosen.light:
-        app.seller.train, app.seller.offer = _noise_alone, lambda terms, context: _type(chosen, terms, context)
+        app.seller.train = _noise_alone
+        app.seller.offer = lambda terms, context: _type(chosen, terms, context)
     app.seller.train = spoiled(app.seller.train, chosen, Path(folder))
     app.seller.train_many = None
     return app
@@ -127,7 +131,8 @@ def _noise_alone(weights: Arrays, job: Job) -> Arrays:
 
 
 def _type(plan: RehearsalPlan, terms: Terms, context: Context) -> Offer:
-    number, types = int(partition_name(context)), client_types(plan.config, terms.number)
+    number = int(partition_name(context))
+    types = client_types(plan.config, terms.number)
     return Offer(float(types.valuation[number]), float(types.epsilon[number]))
 
 
@@ -209,7 +214,8 @@ def run_timeout(rounds: int, waits: int, deadline_seconds: float) -> float:
 
 def _nodes_to_ask(plan: RehearsalPlan, rounds: list[RoundJson]) -> list[str]:
     """Nodes of clients that were to be paid in a round and were not: their logs may say why."""
-    gone, everybody = _expected_drops(plan), {str(c) for c in range(plan.clients)}
+    gone = _expected_drops(plan)
+    everybody = {str(c) for c in range(plan.clients)}
     missing = {
         client
         for r in rounds
@@ -260,7 +266,8 @@ def _plain_payments(plan: RehearsalPlan, record: RoundJson) -> dict[str, int]:
     if len(present) != record["bidders"]:
         return {}
     with simulation.Federation(plan.config) as federation:
-        types, number = federation.types(record["number"]), record["number"]
+        types = federation.types(record["number"])
+        number = record["number"]
         terms = Terms(
             number, micro_units(plan.config.budget), federation.family, federation.distribution.epsilon_max
         )

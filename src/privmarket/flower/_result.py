@@ -263,7 +263,8 @@ class MarketResult:
             lines.append(f"client {client}: {counted(sales, 'sale')}, ε = {epsilon:.2f} in all, paid {paid:.6f}")
         lines += self.notes
         if self.paid_micro:
-            spent, offered = sum(paid_micro.values()) / MICRO, offered_micro(self.settings, self.records) / MICRO
+            spent = sum(paid_micro.values()) / MICRO
+            offered = offered_micro(self.settings, self.records) / MICRO
             lines.append(
                 f"in all: {spent:.2f} paid, of {offered:g} offered in {counted(len(self.records), 'round')}"
             )

@@ -265,7 +265,8 @@ class Seller:
         for (at, job), update in zip(jobs.items(), updates, strict=True):
             message, context = orders[at]
             try:
-                arrays, share = dict(update), np.float32(job.sale.share)
+                arrays = dict(update)
+                share = np.float32(job.sale.share)
                 if share != 1.0:
                     arrays = {name: array * share for name, array in arrays.items()}
                 self.close(job.sale, arrays, context)

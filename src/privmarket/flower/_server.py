@@ -309,11 +309,15 @@ class MarketRun:
             return self._train_sum(auction)
         if self.settings.secure_aggregation:
             return self._train_secure(auction)
-        sales, weights = self.market.sales(auction), self._arrays(self.state.weights.numpy())
-        shared, patience, messages = wire.write_arrays(weights), self.settings.deadline_seconds, []
+        sales = self.market.sales(auction)
+        weights = self._arrays(self.state.weights.numpy())
+        shared = wire.write_arrays(weights)
+        patience = self.settings.deadline_seconds
+        messages = []
         for client, sale in sales.items():
             content = wire.put(RecordDict({wire.WEIGHTS: shared}), sale)
-            node, group = self.fleet.node_of[client], str(sale.number)
+            node = self.fleet.node_of[client]
+            group = str(sale.number)
             messages.append(Message(content, node, wire.TRAIN, ttl=patience, group_id=group))
         replies = self.grid.send_and_receive(messages, timeout=patience)
         deliveries = self.fleet.take(sales, replies, wire.UPDATE, self.shapes)
@@ -336,7 +340,8 @@ class MarketRun:
         shares = seller_weights(auction, sellers, self.settings.aggregation, self.market.objective)
         alpha = dict(zip(sellers, shares.tolist(), strict=True))
         sales = self.market.sales(auction, {client: len(sellers) * one for client, one in alpha.items()})
-        weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
+        weights = self._arrays(self.state.weights.numpy())
+        patience = self.settings.deadline_seconds
         deliveries, mean = sums.secure_order(self.grid, self.fleet, sales, weights, patience)
         total = None
         if mean is not None:

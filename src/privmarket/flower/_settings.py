@@ -4,7 +4,6 @@
 a module in place of the function that makes it, a score that is no number.
 """
 
-
 from __future__ import annotations
 
 import inspect

@@ -125,7 +125,8 @@ class AuctionStrategy(Strategy):
         if chosen.trust == "aggregate":
             require_average(inner)
         self.register = register
-        self.inner, self.weighted_by_key = inner, weighted_by_key
+        self.inner = inner
+        self.weighted_by_key = weighted_by_key
         self.settings = chosen
         self.noise = noise
         self.result: MarketResult | None = None
@@ -173,8 +174,13 @@ class AuctionStrategy(Strategy):
         measure = None if evaluate_fn is None else self._evaluation(checked_evaluation(evaluate_fn))
         try:
             result = super().start(
-                *(grid, first, num_rounds - self._before, timeout),
-                *(train_config, evaluate_config, measure),
+                grid,
+                first,
+                num_rounds - self._before,
+                timeout,
+                train_config,
+                evaluate_config,
+                measure,
             )
         except AllFailedError:
             result = Result()
@@ -318,7 +324,8 @@ class AuctionStrategy(Strategy):
         assert self._open is not None
         assert self._market is not None
         auction, sales, arrays = self._open
-        market, received = self._market, list(replies)
+        market = self._market
+        received = list(replies)
         average: Message | None = None
         if self._sum is not None:
             deliveries, average = self._sum

@@ -12,7 +12,6 @@ well as its owner was told.
 Implements: DP-SGD of [Abadi2016].
 """
 
-
 from __future__ import annotations
 
 import copy
@@ -297,7 +296,10 @@ def note_values(inputs: Column, labels: Column, loss: Loss | None, module: nn.Mo
         if wrong:
             _log.warning(
                 "%d of %d labels name none of the model's %d classes (0 to %d); such records add nothing",
-                *(wrong, rows, classes, classes - 1),
+                wrong,
+                rows,
+                classes,
+                classes - 1,
             )
 
 

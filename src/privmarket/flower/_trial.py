@@ -40,7 +40,8 @@ def job_of(message: Message, context: Context) -> Job:
     Raises:
         WireError: the message carries no sale, or passed no `WalletMod`.
     """
-    sale, record = wire.take(message.content, wire.Sale), message.content.config_records.get(wire.JOB)
+    sale = wire.take(message.content, wire.Sale)
+    record = message.content.config_records.get(wire.JOB)
     if record is None:
         raise wire.WireError(f"a sale without {wire.JOB}", 'put WalletMod(noise="records") before this app')
     return Job(

@@ -176,7 +176,8 @@ def take(content: RecordDict, kind: type[Record], default: object = WireError) -
         WireError: there is none, a field is missing, of another type or out of its range, or there are fields that
             we do not know.
     """
-    name, hint = NAMES[kind], "use the same version on both sides"
+    name = NAMES[kind]
+    hint = "use the same version on both sides"
     record = content.get(name)
     if record is None and default is None:
         return None
@@ -191,7 +192,8 @@ def take(content: RecordDict, kind: type[Record], default: object = WireError) -
         raise WireError(f"{name} has unknown fields {sorted(unknown)}", hint)
     fields: dict[str, Any] = {}
     for field, text in wanted.items():
-        key, type_ = field.replace("_", "-"), _TYPES[text.removesuffix(" | None")]
+        key = field.replace("_", "-")
+        type_ = _TYPES[text.removesuffix(" | None")]
         value = record.get(key)
         if type(value) is not type_ and not (value is None and text.endswith(" | None")):
             raise WireError(f"{key} is {value!r}: not a {type_.__name__}", hint)

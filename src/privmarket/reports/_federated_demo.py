@@ -21,9 +21,9 @@ PRIVATE = "private, aggregate trust"
 
 # So that a reader can follow one client through the report's charts and tables.
 NAMES = (
-    *("Ada", "Ben", "Cem", "Dua", "Eli", "Fay", "Gus", "Hal", "Ida", "Jon"),
-    *("Kim", "Leo", "Mia", "Ned", "Ola", "Pam", "Quy", "Ray", "Sue", "Tom"),
-)
+    "Ada", "Ben", "Cem", "Dua", "Eli", "Fay", "Gus", "Hal", "Ida", "Jon",
+    "Kim", "Leo", "Mia", "Ned", "Ola", "Pam", "Quy", "Ray", "Sue", "Tom",
+)  # fmt: skip
 OWN_RECORDS = 40
 OTHER_NUMBERS = (10, 20, 60, 80, 100, 143)
 REMARKS = (

@@ -109,8 +109,16 @@ def measured(cell: Cell, statistics: Statistics, seed: int) -> Run:
     )
     largest = summarise(result, rounds=False)["largest_epsilon_spent"] or 0.0
     return Run(
-        *(cell.task, cell.public, cell.wallet, statistics, seed, result.task.score.name, result.score),
-        *(result.spent, largest, round(time.perf_counter() - started, 2)),
+        cell.task,
+        cell.public,
+        cell.wallet,
+        statistics,
+        seed,
+        result.task.score.name,
+        result.score,
+        result.spent,
+        largest,
+        round(time.perf_counter() - started, 2),
     )
 
 
@@ -159,8 +167,16 @@ def least_squares(cell: Cell, seed: int) -> Run:
     outputs = _with_label(task.test, task)[:, :inputs] @ solved
     scores = task.evaluate(outputs.astype(np.float32), task.test)
     return Run(
-        *(cell.task, cell.public, cell.wallet, LEAST_SQUARES, seed, task.score.name, scores[task.score.name]),
-        *(first.spent, cell.wallet, round(time.perf_counter() - started, 2)),
+        cell.task,
+        cell.public,
+        cell.wallet,
+        LEAST_SQUARES,
+        seed,
+        task.score.name,
+        scores[task.score.name],
+        first.spent,
+        cell.wallet,
+        round(time.perf_counter() - started, 2),
     )
 
 
@@ -238,7 +254,7 @@ def render(folder: Path = FOLDER) -> str:
     """The page, from the kept runs."""
     runs = kept(folder)
     lines = [
-        table_row((*("task", "score", "public", "lifetime ε"), *ARMS, *_FURTHER)),
+        table_row(("task", "score", "public", "lifetime ε", *ARMS, *_FURTHER)),
         table_row(("---",) * 11),
     ]
     better_than_none: dict[str, list[str]] = {}

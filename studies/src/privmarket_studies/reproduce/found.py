@@ -31,8 +31,11 @@ def _money(results: Results) -> dict[str, str]:
     found = money_page.Found(results)
     texts: dict[str, str] = {}
     for name, market in (
-        *(("mnist", money.MNIST), ("few", money.MNIST_100), ("fashion", money.FASHION)),
-        *(("cifar", money.CIFAR), ("strikes", money.STRIKES)),
+        ("mnist", money.MNIST),
+        ("few", money.MNIST_100),
+        ("fashion", money.FASHION),
+        ("cifar", money.CIFAR),
+        ("strikes", money.STRIKES),
     ):
         for wallet in money.WALLETS:
             runs = found.runs(market.capped(wallet))

@@ -39,8 +39,15 @@ _LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 # The fields that name a row, in lists inside other files.
 _ROW_NAMES = (
-    *("name", "command", "mechanism", "scenario", "clients", "rounds"),
-    *("heterogeneity", "budget", "multiplier"),
+    "name",
+    "command",
+    "mechanism",
+    "scenario",
+    "clients",
+    "rounds",
+    "heterogeneity",
+    "budget",
+    "multiplier",
 )
 # What is rendered from results, beside them; tables in .csv only where cells are.
 _RENDERED = (".md", ".png", ".svg")

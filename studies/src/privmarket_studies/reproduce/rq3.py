@@ -88,8 +88,16 @@ def render(results: Results) -> ResultPage:
 
 
 _COLUMNS = (
-    *("mechanism", "R", "R/B", "over budget", "SW", "SW/B"),
-    *("ε bought", "ε per money", "of fluid", "underpaid"),
+    "mechanism",
+    "R",
+    "R/B",
+    "over budget",
+    "SW",
+    "SW/B",
+    "ε bought",
+    "ε per money",
+    "of fluid",
+    "underpaid",
 )
 
 

@@ -97,7 +97,11 @@ def _final_table(runs: Runs) -> Table:
     columns = (
         "mechanism",
         *(f"{partition_name(alpha)}, %" for alpha in ALPHAS),
-        *("sellers a round", "mean ε a round", "spent", "largest total ε", "sales below cost"),
+        "sellers a round",
+        "mean ε a round",
+        "spent",
+        "largest total ε",
+        "sales below cost",
     )
     caption = f"Final accuracy, {runs.main_text()}; mean ± std over {runs.seeds} seeds. Market columns: α = 0.5"
     return Table("rq4-final", caption, columns, rows)
