@@ -7,7 +7,7 @@ wallet before they leave. Everything else that a server may ask for (queries, in
 not declared) is answered by an error reply of fixed words, which Flower's strategies count as a failure of this
 node, and go on.
 
-What runs in the app's own process can reach around all of this: see docs/how-to/guard-a-site.md.
+What runs in the app's own process can reach around all of this: see docs/how-to/guard-limits.md.
 """
 
 from __future__ import annotations
