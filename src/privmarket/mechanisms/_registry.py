@@ -10,15 +10,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from importlib import import_module, util
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, isabstract, isclass, signature
 from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from privmarket._lazy import late, needed
+from privmarket._named import object_named
 from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Guarantee, Mechanism
@@ -129,17 +130,11 @@ def named_object(kind: str, path: str) -> object:
         ConfigurationError: the module cannot be imported.
         UnknownNameError: it has nothing of that name.
     """
-    place, _, attribute = path.rpartition(":")
-    module = _module(kind, place)
-    if not hasattr(module, attribute):
-        public = [
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-        ]
-        raise UnknownNameError.among(f"{kind} in {place}", attribute, public)
-    found: object = getattr(module, attribute)
-    return found
+    others = f", or one of: {', '.join(mechanism_names())}" if kind == "rule" else ""
+    try:
+        return object_named(kind, path, others)
+    except SystemExit as error:
+        raise OutcomeError.of_exit(path.rpartition(":")[0], error) from error
 
 
 def learned_names() -> tuple[str, ...]:
@@ -183,41 +178,6 @@ def _loaded(point: EntryPoint) -> object:
             f"mechanism {point.name!r} cannot be loaded from {point.value}: {error}",
             "install the distribution that offers it again, or mend it",
         ) from error
-
-
-def _module(kind: str, place: str) -> ModuleType:
-    """The module `package.module`, looked for in the working directory too, or the file `path/to/file.py`."""
-    try:
-        if place.endswith(".py"):
-            return _module_of_file(Path(place))
-        try:
-            return import_module(place)
-        except ModuleNotFoundError as error:
-            # A console script does not look into the working directory; `python -m` does.
-            if error.name != place.partition(".")[0] or str(Path.cwd()) in sys.path:
-                raise
-            sys.path.insert(0, str(Path.cwd()))
-            return import_module(place)
-    except SystemExit as error:
-        raise OutcomeError.of_exit(place, error) from error
-    except (ImportError, OSError, SyntaxError, ValueError) as error:
-        if isinstance(error, ConfigurationError):
-            raise  # the module's own error, with its own hint
-        raise ConfigurationError(
-            f"{kind} {place!r} cannot be imported: {error}",
-            f"give package.module:{kind.title()}, path/to/file.py:{kind.title()}"
-            + (f", or one of: {', '.join(mechanism_names())}" if kind == "rule" else ""),
-        ) from error
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    spec = util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ImportError(f"{path} is no Python file")
-    module = util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _build(name: str, found: object, market: MarketFacts | None, settings: Mapping[str, object]) -> Mechanism:

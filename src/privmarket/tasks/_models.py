@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privmarket import training
+from privmarket._named import object_named
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.tasks._python_names import object_named
 
 Shape = tuple[int, ...]
 Builder = Callable[[], nn.Module]
@@ -149,7 +149,7 @@ def model_builder(
         buckets: how many different tokens there are, if the inputs are tokens.
     """
     if isinstance(model, str) and ":" in model:
-        found = object_named(model, "build")
+        found = object_named("build", model)
         if not callable(found):
             raise ConfigurationError(f"{model} is no function", "name a function that returns a torch.nn.Module")
         model = found

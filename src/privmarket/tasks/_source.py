@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from privmarket._lazy import late
+from privmarket._named import object_named
 from privmarket._settings import check_settings, setting
 from privmarket.errors import ConfigurationError
-from privmarket.tasks._python_names import object_named
 
 if TYPE_CHECKING:
     from privmarket.tasks import _task as tasks
@@ -138,7 +138,7 @@ def load_task(name: str) -> Task:
 
     The object is a `Task`, or a function without arguments that returns one. Its code is run.
     """
-    found = object_named(name, "task")
+    found = object_named("task", name)
     if not isinstance(found, tasks.Task) and callable(found):
         found = found()
     if not isinstance(found, tasks.Task):

@@ -145,8 +145,8 @@ def clipped_sums(
 
     Args:
         weights: (1, parameters) shared by all clients, or (clients, parameters).
-        records:         persons, if given, are equal numbers one after the other, different ones for different
-            clients (`by_person`); then each person's sum is clipped.
+        records: persons, if given, are equal numbers one after the other, different ones for different clients
+            (`by_person`); then each person's sum is clipped.
         sample: which records were drawn, if a step takes a Poisson sample.
         mask_seeds: per client; what a module draws, such as masks of dropout, depends only on this and on the
             record's number. Needed if `method_for` says `random`.

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from privmarket._files import write_atomically
 from privmarket.broker._bidding import offer_fields
@@ -60,7 +60,7 @@ from privmarket_fixtures.tampering import (
     rewritten,
 )
 from privmarket_studies.torture.broker_simulation import memory_folder
-from privmarket_studies.torture.broker_tampering import run_on_postgresql
+from privmarket_studies.torture.broker_tampering import Outcome, run_on_postgresql
 from privmarket_studies.torture.runs import broker_code
 
 OLD_KEY = SigningKey.from_seed(b"\x21" * 32)
@@ -70,13 +70,6 @@ CLASSES = ("tables", "schema", "re-chained", "history", "appended")
 _MILLION = 1_000_000
 # Kinds that change no table and concern somebody all the same.
 _BESIDE_TABLES = {"webhook.set", "session.ended", "money.proposed", "money.declined", "delivery.shown", "log.key"}
-
-
-class Outcome(NamedTuple):
-    """What became of an edit, and what was seen."""
-
-    result: str
-    what: str
 
 
 @dataclass

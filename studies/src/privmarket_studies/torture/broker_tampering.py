@@ -68,7 +68,7 @@ _DAY_MS = 86_400_000
 
 
 class Outcome(NamedTuple):
-    """What became of an edit: found, without effect, signed or missed, and what was seen."""
+    """What became of an edit (found, without effect, signed, missed or such), and what was seen."""
 
     result: str
     what: str

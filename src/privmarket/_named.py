@@ -1,0 +1,77 @@
+"""Objects that users name in words: `file.py:Name` and `package.module:Name`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
+
+from privmarket.errors import ConfigurationError, UnknownNameError
+
+
+def object_named(kind: str, name: str, hint: str = "") -> object:
+    """The object that `package.module:Name` or `path/to/file.py:Name` stands for. Its module is run to get it.
+
+    Args:
+        kind: what is looked for, such as "rule", for messages.
+        hint: what else could be given, for messages.
+
+    Raises:
+        ConfigurationError: it is no such name, or the module cannot be imported.
+        UnknownNameError: the module has nothing of that name.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not attribute:
+        raise ConfigurationError(
+            f"{name!r} names no {kind}", f"write file.py:{kind} or package.module:{kind}{hint}"
+        )
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
+    except ConfigurationError:
+        raise  # the module's own error, with its own hint
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        raise ConfigurationError(
+            f"{kind} {place!r} cannot be imported: {error}",
+            f"give path/to/file.py:{kind} or package.module:{kind}{hint}",
+        ) from error
+    if not hasattr(module, attribute):
+        own = [one for one in vars(module) if not one.startswith("_") and _is_of(module, one)]
+        raise UnknownNameError.among(f"{kind} in {place}", attribute, own)
+    found: object = getattr(module, attribute)
+    return found
+
+
+def _is_of(module: ModuleType, name: str) -> bool:
+    """Whether a module made this itself: not a module, class or function that it imported."""
+    value = vars(module)[name]
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return getattr(value, "__module__", None) == module.__name__
+    return not inspect.ismodule(value)
+
+
+def _module(name: str) -> ModuleType:
+    """The module, looked for in the working directory, too: a console script does not look there."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        here = str(Path.cwd())
+        if error.name != name.partition(".")[0] or here in sys.path:
+            raise
+        sys.path.insert(0, here)
+        return import_module(name)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """The file as a module; it may import files beside it."""
+    spec = util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"{path} is no Python file")
+    module = util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec.loader.exec_module(module)
+    return module
