@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import cache
 from typing import TypeVar
@@ -16,6 +17,7 @@ import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
+from privmarket._counted import counted
 from privmarket.market._bids import Bids
 
 # Typer reads the signatures of all commands at every call: half of the cost of a command that refuses its input.
@@ -112,6 +114,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
     if (forked := sys.modules.get("tests.forked")) is not None:
         forked.start_server()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Last of all, what was not tested on this machine: how many tests, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.section("not tested on this machine")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{counted(count, 'test')}: {reason}")
 
 
 def pytest_runtest_setup() -> None:

@@ -473,7 +473,7 @@ def test_without_javascript_a_signing_party_is_told_what_to_do(site: tuple[str, 
     own = SigningKey.generate()
     lab = broker.register({"role": "buyer", "name": "lab", "public_key": own.public}, key())
     broker.deposit(SYSTEM, lab["id"], 5_000_000, key())
-    with httpx.Client(base_url=url, follow_redirects=True) as http:
+    with httpx.Client(base_url=url, follow_redirects=True, timeout=60) as http:
         mark = re.search(r'name="mark" value="(\w+)"', http.get("/sign-in").text)[1]  # type: ignore[index]
         page = http.post("/sign-in", data={"token": lab["token"], "mark": mark}).text
         mark = re.search(r'name="mark" value="(\w+)"', page)[1]  # type: ignore[index]
