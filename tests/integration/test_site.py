@@ -81,8 +81,8 @@ def test_no_page_shows_directions_to_our_tests(site):
     assert [page.name for page in site.rglob("*.html") if "doctest:" in page.read_text()] == []
 
 
-def _page_text():
-    spec = importlib.util.spec_from_file_location("page_text", ROOT / "docs/site/page_text.py")
+def _hook(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/site/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -100,4 +100,28 @@ def _page_text():
     ],
 )
 def test_blank_lines_come_before_lists_and_nowhere_else(written, shown):
-    assert _page_text().on_page_markdown(written) == shown
+    assert _hook("page_text").on_page_markdown(written) == shown
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("<p>client i asks v_i, ε_max</p>", "<p>client i asks v<sub>i</sub>, ε<sub>max</sub></p>"),
+        ("<p>a_{m+1} &lt; w_i·C</p>", "<p>a<sub>m+1</sub> &lt; w<sub>i</sub>·C</p>"),
+        (
+            "<p>1/μ_i, 2^m, (1 + e^(−x))^k</p>",
+            "<p>1/μ<sub>i</sub>, 2<sup>m</sup>, (1 + e<sup>−x</sup>)<sup>k</sup></p>",
+        ),
+        ("<p>K_i′, S_π(i)</p>", "<p>K<sub>i</sub>′, S<sub>π</sub>(i)</p>"),
+        ("<p><code>v_i</code> <math><mi>v_i</mi></math></p>", "<p><code>v_i</code> <math><mi>v_i</mi></math></p>"),
+        ('<a href="a/v_i.md">data_size, x_y_z</a>', '<a href="a/v_i.md">data_size, x_y_z</a>'),
+    ],
+)
+def test_subscripts_are_set_in_text_only(written, shown):
+    assert _hook("subscripts").on_page_content(written) == shown
+
+
+def test_no_theory_page_shows_an_underscore_for_a_subscript(site):
+    for page in (site / "theory").glob("*.html"):
+        text = re.sub(r"<(code|pre|math|script|style|svg|title)\b.*?</\1>|<.*?>", "", page.read_text(), flags=re.S)
+        assert re.findall(r"(?<![\w.-])[^\W\d_]_\w+", text) == [], page.name
