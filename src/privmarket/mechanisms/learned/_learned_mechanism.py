@@ -30,7 +30,7 @@ from privmarket.market._outcome import Outcome
 from privmarket.mechanisms.learned import _certified as certified
 from privmarket.mechanisms.learned._markets import Markets, Trade, from_bids
 from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding
-from privmarket.mechanisms.learned._slopes import Slope
+from privmarket.mechanisms.learned._slopes import NoBoundKnownError, Slope
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped
 
 # Beyond this many clients in all, the network runs in float32; money is float64 throughout.
@@ -109,8 +109,17 @@ class LearnedMechanism(Mechanism):
         return settle(trade, bids, bids, budget)
 
     def certify(self, bids: Bids, budget: float, closeness: float) -> CertifiedRegret:
-        """Bounds from above what any misreport of v gains in one market; see `certified`."""
-        return certified.certify(self, bids, budget, closeness)
+        """Bounds from above what any misreport of v gains in one market; see `certified`.
+
+        Raises:
+            ConfigurationError: the network uses an operation for which no bounds are known.
+        """
+        try:
+            return certified.certify(self, bids, budget, closeness)
+        except NoBoundKnownError as error:
+            raise ConfigurationError(
+                f"{self.name}: no upper bound on its regret is known: {error.message}", error.hint
+            ) from error
 
     def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
         """What one client gets for its reports in boxes, as slopes; see `certified`."""

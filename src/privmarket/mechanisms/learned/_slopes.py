@@ -29,6 +29,13 @@ from privmarket.errors import ConfigurationError
 _TINY = 1e-50
 
 
+class NoBoundKnownError(ConfigurationError, AttributeError):
+    """An operation on slopes whose bounds nobody has written down."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"no bound is known for {operation}", "leave out the certificate: attacks still run")
+
+
 class Slope:
     """Values at the middles of boxes, and bounds of the derivative on them; tensors of one shape (boxes, ...).
 
@@ -124,7 +131,7 @@ class Slope:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(Tensor, name, None)
         if name.startswith("_") or method not in _RULES:
-            raise AttributeError(f"no bound is known for a slope's {name}")
+            raise NoBoundKnownError(name)
         return lambda *args, **named: _RULES[method](self, *args, **named)
 
     @classmethod
@@ -133,9 +140,7 @@ class Slope:
     ) -> Any:
         rule = _RULES.get(func)
         if rule is None:
-            raise ConfigurationError(
-                f"no bound is known for {getattr(func, '__name__', func)}", "see mechanisms/learned/_slopes.py"
-            )
+            raise NoBoundKnownError(str(getattr(func, "__name__", func)))
         return rule(*args, **(named or {}))
 
 
