@@ -14,6 +14,7 @@ def test_the_page_is_rendered_from_its_data():
         (law, clients) for law in small_markets.LAWS for clients in small_markets.CLIENTS
     }
     for row in rows:
+        assert {rule["rule"] for rule in row["rules"]} == set(small_markets.rule_names())
         for rule in row["rules"]:
             if rule["truthful"] and rule["over_budget"] == 0 and rule["underpaid"] == 0:
                 assert rule["ratio"] <= 1 + 1e-9, rule

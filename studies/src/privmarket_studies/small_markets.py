@@ -53,6 +53,11 @@ class MarketRow(TypedDict):
     rules: list[RuleRow]
 
 
+def rule_names() -> list[str]:
+    """Every registered rule without its paper-literal form."""
+    return [name for name in pm.mechanism_names() if ":" not in name]
+
+
 def measure(law: str, clients: int) -> MarketRow:
     """Solves one grid and clears every profile of it by every rule."""
     of = pm.scenario(law)
@@ -62,9 +67,7 @@ def measure(law: str, clients: int) -> MarketRow:
     both = exact_optimum(grid, clients, budget, truthful_in="epsilon")
     bids, probability = best.profiles
     rules: list[RuleRow] = []
-    for name in pm.mechanism_names():
-        if ":" in name:
-            continue
+    for name in rule_names():
         rule = pm.mechanism(name, market=MarketFacts.of(of))
         outcome = rule.run(bids, budget)
         over = outcome.spend > budget * (1 + 1e-9)
@@ -141,6 +144,7 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")  # learned rules were trained for more clients
     path = folder / NAME
     rows: list[MarketRow] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    rows = [row for row in rows if {rule["rule"] for rule in row["rules"]} == set(rule_names())]
     have = {(row["law"], row["clients"]) for row in rows}
     for law in LAWS:
         for clients in CLIENTS:
