@@ -3,8 +3,8 @@
 All are limits for many clients.
 
 - `fluid_bound` holds for every rule that is truthful in v, individually rational and within budget in expectation.
-  Such a rule may look at what is no secret between client and rule: the offered ε and the number of records. So it
-  buys at virtual costs φ(v) = v + F(v)/f(v), ironed, with F the distribution of v *given ε and records*. Where v is
+  Such a rule may let prices depend on the offered ε and on the number of records, which it sees. So it buys at
+  virtual costs φ(v) = v + F(v)/f(v), ironed, with F the distribution of v *given ε and records*. Where v is
   independent of them that is one list of prices for all.
 - `one_price_bound` is the same for rules that post one list of unit prices to everybody. The two are equal where v
   is independent of ε and records, and differ where they are not: `docs/theory/fluid-bound.md`.
@@ -591,7 +591,7 @@ def least_typical_error(
     def found(amount: Array) -> GradedOptimum:
         return GradedOptimum(error(amount), menu.moments(amount)[0], menu.cost, amount)
 
-    # s = 0: the best equal amounts, were money no matter. If they can be paid, nothing is better.
+    # s = 0: the best equal amounts, if money were unlimited. If they can be paid, nothing is better.
     least = float(np.log(menu.epsilon[0]))
     most = float(np.log(menu.epsilon[-1]))
     equal = np.full(

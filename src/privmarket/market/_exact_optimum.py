@@ -1,6 +1,6 @@
 """The best that any truthful rule can do in a small market, by linear programming.
 
-Bounds for many clients say little about three. Here types come from a finite grid, (v, ε) ∈ V × E, and a rule is a
+The bounds for many clients are loose for three. Here types come from a finite grid, (v, ε) ∈ V × E, and a rule is a
 table: for every profile of N types, how much each client sells and what it is paid. Truthfulness, individual
 rationality, the offers and the budget are linear in this table, for *every* profile, so the best rule in
 expectation is the solution of a linear programme.

@@ -1,4 +1,4 @@
-"""The assumptions behind Theorems 2 and 3 of [Sun2026], looked at by code: what holds of a game or a rule.
+"""The assumptions behind Theorems 2 and 3 of [Sun2026], checked numerically for a game or a rule.
 
 A slope is measured at two steps, one a hundredth of the other. Of a Lipschitz function both stay below its
 constant; at a jump the second is a hundred times the first. So a jump is shown, and its absence is not proved.
@@ -41,7 +41,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a game, and perhaps a rule, say to the assumptions of [Sun2026].
+    """How far a game, and a rule where one is given, meet the assumptions of [Sun2026].
 
     Attributes:
         valuation_slope: (R1) of the drift of valuations in the valuation; None for a process given by its matrix,

@@ -213,8 +213,8 @@ class FictitiousPlay(Method):
 class OnlineMirrorDescent(Method):
     """Online mirror descent: every state keeps a score per addition to the valuation and plays their softmax.
 
-    The scores grow by `rate` × what each addition would have earned in the last iteration. Nobody best-responds;
-    the best response is only computed to return a strategy and to see how far it is from an equilibrium.
+    The scores grow by `rate` × what each addition would have earned in the last iteration. No client plays a
+    best response; it is only computed to return a strategy and to see how far it is from an equilibrium.
 
     Implements: online mirror descent of [Perolat2022].
 

@@ -262,8 +262,8 @@ class FiniteGame:
         """One game of `clients` clients drawn from the starting mass.
 
         Args:
-            deviation: how client 0 reports instead, (valuation, shadow price) ↦ report; everyone else, and all
-                later rounds, feel what it does.
+            deviation: how client 0 reports instead, (valuation, shadow price) ↦ report; the others and all
+                later rounds are affected by it.
             record: whether to keep what client 0 could have met; costs about as much as the game.
         """
         if clients < 2:

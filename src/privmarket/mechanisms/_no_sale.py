@@ -18,7 +18,7 @@ _BISECTIONS = 12
 def why_nothing_sold(rule: Mechanism, bids: Bids, budget: float) -> str:
     """A sentence or two for a market (clients,) in which `rule` sells nothing; "" where it sells something.
 
-    Remedies are tried, not guessed: a budget from which the rule sells, and another rule that sells here.
+    It names a budget at which the rule sells, and another rule that sells; both were run on this market.
     """
     if _sold(rule, bids, budget) > 0:
         return ""

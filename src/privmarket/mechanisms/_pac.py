@@ -1,4 +1,4 @@
-"""PAC: everybody who sells, sells the same ε, at a price set by the first who does not.
+"""PAC: all winners sell the same ε, at a price set by the first client that does not win.
 
 Notation: n = clients that take part, k = winners, 1/(n − k) = ε that each winner sells.
 """

@@ -87,7 +87,7 @@ class Ration(Mechanism):
         return np.full((bids.clients, 1), price), np.full((bids.clients, 1), budget / (bids.clients * price))
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
-        """All N deviations at once in O(N): nobody's report matters to anybody else."""
+        """All N deviations at once in O(N): no report changes what another client gets."""
         return self.run(reports, budget)
 
 

@@ -100,7 +100,7 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
 
 
 def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
-    """The mechanism that `rule` means. This is how every command and function of the front door takes a rule.
+    """The mechanism that `rule` means. Every command and public function that takes a rule calls this.
 
     Args:
         rule: a registered name; `package.module:Rule` or `path/to/file.py:Rule`, which imports that code; a

@@ -1,4 +1,4 @@
-"""VCG for a fixed number of sellers, and the budgeted (k+1)-price rule that often borrows its name.
+"""VCG for a fixed number of sellers, and the (k+1)-price rule with a budget, which is often called VCG as well.
 
 Notation: b_i = v_i·ε_i, the total that client i asks for its whole offer.
 """

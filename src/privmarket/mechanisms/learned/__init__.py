@@ -4,10 +4,9 @@
 - `AuctionNetwork` is what a network of your own derives from: write `__init__` and `forward(markets) -> Trade`.
   `Markets` and `Trade` are its input and answer, `MenuLadder`, `multilayer` and `within_budget` parts to build it
   from.
-- `TrainingObjective` is what the buyer wants, `Loss` what a training step makes small; both may be functions. -
-`RegretNet`, `DmRegretNet`, `RegretFormer`, `MfgRegretNet`, `MfgRegretNetLiteral` and `MfgMenuNet` are the rules
-that
-  ship with weights. `privmarket.mechanism("regretnet")` is the usual way to them.
+- `TrainingObjective` is what the buyer wants, `Loss` what a training step makes small; both may be functions.
+- `RegretNet`, `DmRegretNet`, `RegretFormer`, `MfgRegretNet`, `MfgRegretNetLiteral` and `MfgMenuNet` are the rules
+  that ship with weights. `privmarket.mechanism("regretnet")` is the usual way to them.
 
 Begin reading with `_networks.py` (what a network is), then `_trainer.py` (a training step) and `_session.py` (the
 run on disk). Each rule has its own file. This is the only auction code that imports torch, and only where a

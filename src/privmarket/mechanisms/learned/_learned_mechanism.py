@@ -1,4 +1,4 @@
-"""A trained network as a mechanism: weights in, the common interface out."""
+"""Trained networks as mechanisms: what they are made from, how they clear, and when they warn."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class LearnedMechanism(Mechanism):
         raise ConfigurationError(f"{self.name}: no upper bound on its regret is known", "attack it instead")
 
     def _warn_outside(self, bids: Bids, budget: Array) -> None:
-        """Once per mechanism. Only the warning looks at the bids, never the outcome."""
+        """Warns, once per mechanism, of a market that differs from those of the training."""
         trained = self.facts.get("trained_for")
         if self._warned or not trained:
             return

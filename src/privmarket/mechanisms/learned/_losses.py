@@ -273,7 +273,10 @@ def _class_means(values: Tensor, of: Tensor, classes: int) -> tuple[Tensor, Tens
 
 
 class SolvedMarket(Protocol):
-    """What a solved mean-field game says about one client's report. Solvers live in a layer not known here."""
+    """What a solved mean-field game says about one client's report.
+
+    `privmarket.meanfield` solves games; this package does not import it.
+    """
 
     def payment(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
         """(L, D) what a client with this report is paid in the limit of many clients."""

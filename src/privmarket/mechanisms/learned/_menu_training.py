@@ -7,11 +7,9 @@ whenever the bias counts), so the search starts from a good curve, and the exact
 decides between where it started, where it ended and a posted price.
 
 - Menus of shares (total ε, aggregation error): a softmax over a grid of relative prices, from the best of a small
-family
-  of two-step curves.
+  family of two-step curves.
 - Menus of rations (aggregate errors): prices and multiples of a few steps move together, from the best menu in
-the fluid
-  limit (two steps, or graded ones for the typical error).
+  the fluid limit (two steps, or graded ones for the typical error).
 
 Notation: see `market._menus`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
 """

@@ -2,7 +2,7 @@
 
 Two searches. `cheap_candidates` + `sign_steps`: a dozen guesses, then a few sign steps from the best; cheaper
 and stronger than ascent from one start. `ascend`: the R plain projected gradient steps of the paper.
-Evaluation trusts neither: it uses `privmarket.market._attacks`.
+Evaluation uses neither of them, but `privmarket.market._attacks`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def worst_group_excess(regret: Tensor, valuation: Tensor, groups: int = 5) -> Te
 
 
 class _Path:
-    """A walk over misreports that remembers, client by client, the best point it has stood on.
+    """The points of an ascent over misreports, and for each client the best one so far.
 
     The utility at a point comes with its gradient, so no point but the last is evaluated twice.
     """
@@ -162,7 +162,7 @@ class _Path:
         self.kept_gain = torch.full_like(start.valuation, -torch.inf)
 
     def slopes(self) -> tuple[Misreports, Tensor, Tensor]:
-        """Where the walk stands, and the utility's slopes in v and ε there, (L, D) each."""
+        """The present point, and the utility's slopes in v and ε there, (L, D) each."""
         v = self.now.valuation.clone().requires_grad_()
         e = self.now.epsilon.clone().requires_grad_()
         with torch.enable_grad():

@@ -207,7 +207,7 @@ def spending_the_budget(spend: Tensor, target: Tensor, spread: Tensor) -> Tensor
 
 
 class MenuLadder(nn.Module):
-    """Menus from cheap to dear, each corrected by a network; the market stands where the budget is spent."""
+    """Menus from cheap to dear, each corrected by a network, mixed so that the budget is spent."""
 
     def __init__(self, menus: int) -> None:
         super().__init__()

@@ -111,8 +111,8 @@ def training_objective(
 
     Args:
         given: one of `OBJECTIVES`, `package.module:Class` or `file.py:function`, a `TrainingObjective` or its
-        class, a
-            function `(markets, trade) -> (L,)`, or `TotalEpsilon` or `AggregationError` of `privmarket.market`.
+            class, a function `(markets, trade) -> (L,)`, or `TotalEpsilon` or `AggregationError` of
+            `privmarket.market`.
         kappa, heterogeneity: of the aggregation error, when it is given by its name.
 
     Raises:

@@ -55,10 +55,9 @@ class AttentionNetwork(AuctionNetwork):
     the choice between menus by what each would spend are those of `RegretNetwork` and `MeanFieldNetwork`, so that
     the three differ only in how a client sees the others: side by side, by population means, or by attention.
 
-    Implements: the attention layers of RegretFormer of [IvanovEtAl2022] for a reverse auction with a budget and
-    one good. Deviation: one good, so attention runs over clients only; payment is reported cost plus a markup, so
-    that individual
-        rationality holds by construction; no layer normalisation.
+    Implements: the attention layers of RegretFormer of [IvanovEtAl2022] for a reverse auction with a budget.
+    Deviation: one good, so attention runs over clients only; payment is reported cost plus a markup, so that
+        individual rationality holds by construction; no layer normalisation.
 
     Args:
         width: d, numbers per client; a multiple of `heads`.

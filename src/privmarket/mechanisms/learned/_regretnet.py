@@ -164,7 +164,7 @@ class RegretNetwork(ConcatenatedNetwork):
 
 
 def soft_thresholds(head: Tensor, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
-    """The leanest heads, `menus=0`: per seat one soft threshold, and scaling where the total passes the budget.
+    """The smallest heads, `menus=0`: per seat one soft threshold, and scaling where the total passes the budget.
 
     Args:
         head: (..., L, 3, seats) log threshold, and shifts of the share and of the markup.

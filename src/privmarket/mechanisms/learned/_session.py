@@ -1,7 +1,8 @@
 """A training session on disk: starts or resumes, saves as it goes, ends with a weights file and its curve.
 
 One session serves networks and menus: it drives any `TrainingRun`. A checkpoint holds everything that the next step
-depends on, in one file, written atomically: a run that was killed goes on as if it had not been.
+depends on, in one file, written atomically, so a run that was killed goes on from its last checkpoint and ends with
+the same weights.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def checkpoint_path(out: Path) -> Path:
 
 
 class SoFar(TypedDict, total=False):
-    """What a session knows of itself: seconds it took, rows of its curve, and the memory of its early stop."""
+    """The state of a session: seconds it took, rows of its curve, and the memory of its early stop."""
 
     seconds: float
     curve: list[list[float]]
@@ -81,14 +82,14 @@ def load_checkpoint(path: str | Path, run: TrainingRun[Any]) -> SoFar:
 
 @dataclass
 class EarlyStop:
-    """Ends a training that no longer gets anywhere.
+    """Ends a training in which neither objective nor regret improves any more.
 
     Objective and regret are followed as running means. An objective that is higher than ever by more than 0.001,
     or a regret that is lower than ever by more than a fiftieth, is progress; `patience` steps without any end the
     run.
 
     Attributes:
-        patience: how many steps without progress are borne.
+        patience: how many steps without progress are allowed.
     """
 
     patience: int
@@ -122,7 +123,7 @@ class Finished:
     Attributes:
         steps: steps done; fewer than the recipe has where it was stopped.
         resumed_at: the step from which an earlier session was continued, 0 for a new one.
-        stopped_early: whether it ended because it no longer got anywhere.
+        stopped_early: whether it ended because nothing improved any more.
     """
 
     weights: Path

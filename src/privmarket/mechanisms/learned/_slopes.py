@@ -1,4 +1,4 @@
-"""Numbers that know how fast they can change: interval arithmetic on derivatives, for certificates.
+"""Interval arithmetic on derivatives: values together with bounds on how fast they change, for certificates.
 
 A `Slope` stands for functions of one report w on boxes |w − w₀| ≤ r, many boxes at once. It keeps their values at
 the middles and, for each, an interval that holds every derivative on the box. By the mean value theorem
@@ -37,7 +37,7 @@ class NoBoundKnownError(ConfigurationError, AttributeError):
 
 
 class Slope:
-    """Values at the middles of boxes, and bounds of the derivative on them; tensors of one shape (boxes, ...).
+    """Values at the middles of boxes, and bounds of the derivative over each box; all of one shape (boxes, ...).
 
     Args:
         middle: f(w₀).

@@ -1,4 +1,4 @@
-"""`privmarket.train`: learn a rule, and what is left of it: the mechanism, its curve, its weights."""
+"""`privmarket.train`, and its result: the trained mechanism, the training curve and the weights."""
 
 from __future__ import annotations
 
@@ -152,9 +152,8 @@ def train(
 
     Args:
         rule: what to train: a learned rule by its name (`regretformer`, `regretnet`, `mfg-regretnet`,
-        `dm-regretnet`,
-            `mfg-regretnet:literal`; `mfg-menunet` learns an exactly truthful menu), an `AuctionNetwork` of your
-            own, or `package.module:Network` or `file.py:Network`.
+            `dm-regretnet`, `mfg-regretnet:literal`; `mfg-menunet` learns an exactly truthful menu), an
+            `AuctionNetwork` of your own, or `package.module:Network` or `file.py:Network`.
         distribution: what clients are drawn from: a scenario's name, the path of a CSV file of past bids, a pair
             of SciPy's frozen distributions (valuation, epsilon), or an object with `sample(rng, clients) -> Bids`,
             in which v may depend on ε; see `privmarket.market.distribution`. Of a list, each market draws one.
@@ -183,8 +182,7 @@ def train(
 
     Raises:
         ConfigurationError: a setting that does not exist or does not fit, fewer than 20 past bids, a loss that is
-        not
-            finite.
+            not finite.
         WeightsError: the checkpoint beside `out` belongs to a run with other settings.
     """
     of, run = training_run(
