@@ -419,7 +419,7 @@ def _draw_history(axis: Axes, equilibrium: Equilibrium) -> None:
         shown = np.maximum(statistics.exploitability, 1e-16)
         axis.semilogy(rounds, shown, "s-", color=_NAIVE, ms=3, label="best deviation's gain ÷ mean payment")
         axis.legend(fontsize=8)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     verdict = "converged"
     if equilibrium.result is not Result.CONVERGED:
         verdict = f"NOT a solution: {equilibrium.result.value}"
