@@ -1,4 +1,4 @@
-"""What a client offers in a round, what it sold, and what the round came to."""
+"""Offers, awards and the record of a round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Award:
-    """What one client sold: ε, the release that makes it true, as wallets and accountants count it, and the money.
+    """What one client sold: the ε, the release that realises it, and the payment.
 
     Attributes:
         payment_micro: due on delivery, micro-units.
@@ -51,13 +51,13 @@ class Award:
 
     @classmethod
     def stored(cls, terms: Terms, epsilon: float, noise_multiplier: float, payment_micro: int) -> Award:
-        """An award of a round as tables and messages hold it: by the noise of its release."""
+        """An award from the fields that tables and messages store."""
         return cls(epsilon, terms.family.release(noise_multiplier), payment_micro)
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A settled round, as every engine keeps it. Σ paid + refunded = the round's budget, to the micro-unit.
+    """The record of a settled round. Σ paid + refunded = the round's budget, to the micro-unit.
 
     Attributes:
         bidders: how many offers the auction had.
@@ -65,11 +65,11 @@ class RoundRecord:
         total_epsilon: Σ ε they sold.
         spent_micro: money paid, micro-units.
         refunded_micro: money of this round's budget that goes back to the buyer.
-        sold_epsilon: client → ε of what it released, paid or not: this is what its wallet is charged.
+        sold_epsilon: client → ε that its wallet is charged: of what it released or may have released, paid or not.
         paid_micro: client → money, for clients that delivered a usable update.
         dropped: client → why it was not paid.
-        accuracy: test accuracy after the round, or another score that the run's task is measured by; None where it
-            was not measured.
+        accuracy: the test accuracy after the round, or the task's other headline score; None if it was not
+            measured.
     """
 
     number: int

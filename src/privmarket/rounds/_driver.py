@@ -1,14 +1,14 @@
-"""One function that plays a round, wherever its four parties are.
+"""Playing a round with its four parties, wherever they are.
 
     terms → auctioneer.clear (bidders.offers) → wallets.reserve → trainers.train
           → auctioneer.settle → wallets.void
 
-The simulation, the Flower app and the Flower strategy all play their rounds through this module; what differs
-between them stands behind four ports. A Flower strategy is called twice per round, before and after training, so
-it plays the two halves of `play_round`, `hold_auction` and `settle_round`, by themselves. The broker runs the same
-`Round` inside its database transactions, where clearing and reserving must succeed or fail together.
+The simulation, the Flower app and the Flower strategy all play their rounds through this module and implement its
+four protocols. A Flower strategy is called twice per round, before and after training, so it calls the two halves
+of `play_round`, `hold_auction` and `settle_round`, separately. The broker runs the same `Round` inside its database
+transactions, where clearing and reserving must succeed or fail together.
 
-What each port must do stands in its docstring here; for wallets, in `privacy._wallet_store`.
+The docstring of each protocol says what an implementation must do; for wallets see `privacy._wallet_store`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Bidders(Protocol):
     def offers(self, terms: Terms) -> Mapping[str, Offer | None]:
         """Every client's offer for a round, by name.
 
-        The order of the names is the order in which the auction sees the clients; it depends on who the clients
-        are, never on who answered first. None is a client that takes part and offers nothing here: it sells nothing
-        in this round, or it sent its bid to a broker. An offer may break the terms; the auctioneer leaves it out.
+        The auction sees the clients in the order of the names, which must not depend on who answered first. None
+        stands for a client that takes part without an offer: it sells nothing in this round, or it sent its bid to
+        a broker. Offers that break the terms are left out by the auctioneer.
         """
 
 
@@ -45,11 +45,11 @@ class Auctioneer(Protocol):
     """Who holds the auction: this process, or a broker."""
 
     def clear(self, terms: Terms, bidders: Bidders) -> Round:
-        """Asks everybody for offers and runs the auction; bad offers do not hold up good ones.
+        """Asks all bidders for offers and runs the auction. Bad offers are left out.
 
         Returns:
             A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round and
-            says how much money is in escrow.
+            the money in escrow.
         """
 
     def settle(self, auction: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
@@ -62,11 +62,11 @@ class Auctioneer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What became of one award.
+    """The outcome of one award.
 
     Attributes:
         fault: what was wrong; None for a usable update.
-        refused: the client said no: it certainly released nothing, and gets its ε back.
+        refused: the client refused. It certainly released nothing, and its wallet is not charged.
     """
 
     fault: str | None = None
@@ -75,13 +75,13 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Delivered:
-    """What came back for the orders of a round.
+    """The answers to the orders of a round.
 
     Attributes:
-        reports: client → what became of its award. A client with an award that is not there was silent: it is not
-            paid, and its ε is spent.
-        update: (parameters,) float32, the usable updates added up with their weights; None where there is none, or
-            where somebody else adds them up.
+        reports: client → the outcome of its award. A client with an award but without a report did not answer: it
+            is not paid, and its ε is spent.
+        update: (parameters,) float32, the weighted sum of the usable updates; None if there are none, or if
+            somebody else adds them up.
     """
 
     reports: Mapping[str, Report] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Trainers(Protocol):
     """Who trains: a pool of processes, a fleet, a fleet under secure aggregation."""
 
     def train(self, auction: Round) -> Delivered:
-        """Has every client with an award train for it, and takes what comes back before the deadline."""
+        """Lets every client with an award train, and collects the answers that arrive before the deadline."""
 
 
 def play_round(
@@ -111,7 +111,7 @@ def play_round(
 
 
 def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, wallets: WalletStore) -> Round:
-    """The first half: from the terms to a cleared round whose awards the wallets have paid for."""
+    """The first half: from the terms to a cleared round whose awards are charged to the wallets."""
     auction = auctioneer.clear(terms, bidders)
     events = {client: award.event for client, award in auction.awards.items()}
     wallets.reserve(sale_name(terms.run, terms.number), events)
@@ -119,7 +119,7 @@ def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, wallets
 
 
 def settle_round(auction: Round, delivered: Delivered, auctioneer: Auctioneer, wallets: WalletStore) -> Round:
-    """The second half: usable updates are paid, and clients that released nothing get their ε back."""
+    """The second half: pays usable updates, and gives clients that released nothing their ε back."""
     refused = {client: report.fault or "" for client, report in delivered.reports.items() if report.refused}
     faults = {client: report.fault for client, report in delivered.reports.items() if not report.refused}
     settled = auctioneer.settle(auction, faults, refused)
@@ -150,5 +150,5 @@ class LocalAuctioneer:
                     _log.warning("round %s: offer left out: %s", terms.number, error)
         return Round(terms, offers=good).clear(self.mechanism)
 
-    # Closing a round is a step of the machine and needs no one else.
+    # Settling a round is a step of the state machine and needs no other party.
     settle = staticmethod(Round.settle)

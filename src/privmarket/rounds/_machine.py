@@ -41,7 +41,7 @@ class Round:
     Attributes:
         offers: client → offer.
         awards: client → what it sold, for clients that sell.
-        record: what the round came to, once it is settled.
+        record: its record, once it is settled.
     """
 
     terms: Terms
@@ -87,7 +87,7 @@ class Round:
                 f"ε = {bids.epsilon[i]}",
                 "use another mechanism, or correct this one: ε sold is at most ε offered",
             )
-        # Compared before it is counted in integers: a sum beyond 64 bits would come out negative.
+        # Compared before it is converted to integers: a sum beyond 64 bits would become negative.
         spend = float(payment.sum())
         if is_beyond(spend, budget):
             raise RoundError(
@@ -96,9 +96,10 @@ class Round:
             )
         micro = np.floor(payment * MICRO).astype(np.int64)
         excess = int(micro.sum()) - terms.budget_micro
-        if excess > 0:  # a rule's own rounding, in very large budgets: the largest payment bears it
+        if excess > 0:  # rounding by the rule, with very large budgets: it is taken off the largest payment
             micro[np.argmax(micro)] -= excess
-        # Lists first: picking single numbers out of arrays costs more than the auction where thousands sell.
+        # Converted to lists first: with thousands of sellers, reading single entries of arrays takes longer than
+        # the auction.
         sales = zip(self.offers, epsilon.tolist(), terms.family.events(epsilon), micro.tolist(), strict=True)
         awards = {name: Award(sold, event, pay) for name, sold, event, pay in sales if event is not None}
         return replace(self, phase=Phase.CLEARED, awards=awards)
@@ -108,10 +109,10 @@ class Round:
 
         Args:
             reports: client → None for a usable update, else what was wrong.
-            voided: client → why it certainly released nothing, e.g. its refusal: its ε is not spent.
+            voided: client → why it certainly released nothing, e.g. its refusal. Its ε is not spent.
 
         Returns:
-            The round with its `record`. A client with an award that is in neither delivered nothing.
+            The round with its `record`. A client with an award that is in neither argument delivered nothing.
         """
         if self.phase is not Phase.CLEARED:
             raise self._out_of_turn(Phase.CLEARED, "settle")
@@ -137,7 +138,7 @@ class Round:
             total_epsilon=math.fsum(self.awards[c].epsilon for c in paid),
             spent_micro=spent,
             refunded_micro=self.terms.budget_micro - spent,
-            # Neither silence nor a bad update proves that nothing was released: ε is spent, though not paid.
+            # A missing or bad update does not prove that nothing was released, so ε is spent, though not paid.
             sold_epsilon={c: award.epsilon for c, award in self.awards.items() if c not in voided},
             paid_micro=paid,
             dropped=dropped,

@@ -1,4 +1,4 @@
-"""From a run's plan to the terms of each of its rounds: how the money is divided, and what is published."""
+"""The terms of each round of a run: how its money is divided among rounds."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Pacing:
     def terms(self, past: Sequence[RoundRecord]) -> Terms:
         """What is published before the round that follows `past`, the records of all rounds so far.
 
-        Its escrow is the budget per round, or an even share of what is left of a total: what earlier rounds did not
-        pay is shared by the rounds to come, and no share is below the first.
+        The escrow is the budget per round, or an even share of what is left of a total. Money that earlier rounds
+        did not pay is shared by the later ones, so no share is below the first.
 
         Raises:
             RoundError: the money is less than one micro-unit per round.
@@ -65,6 +65,6 @@ class Pacing:
 
 
 def offered_micro(plan: MarketPlan, records: Iterable[RoundRecord]) -> int:
-    """Money that these rounds offered, micro-units, each unit once: a total's refunds are offered again."""
+    """Money that these rounds offered, in micro-units; refunds of a total, which are offered again, count once."""
     offered = sum(record.spent_micro + record.refunded_micro for record in records)
     return offered if plan.total_budget is None else min(offered, micro_units(plan.total_budget))

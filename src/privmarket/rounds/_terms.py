@@ -1,4 +1,4 @@
-"""What is published before anyone bids in a round, and the unit in which its money is counted."""
+"""The terms that are published before anyone bids in a round, and the unit of money."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 
 MICRO = 1_000_000  # micro-units of money in one unit
-_MOST_MICRO = 10**18  # that much, and a rule's rounding, can be counted in 64 bits
+_MOST_MICRO = 10**18  # such amounts, and a rule's rounding errors, fit into 64 bits
 
 
 class RoundError(PrivmarketError):
-    """Terms, an offer or a step that a round does not allow."""
+    """Raised for terms, an offer or a step that a round does not allow."""
 
     code = "bad-round"
 
@@ -30,8 +30,8 @@ class Terms:
         epsilon_max: the public limit on offers.
         rounds: how many rounds the run has; a client that spreads its wallet needs it.
         run: names the run. A wallet counts sales by run and round.
-        broker_round: the round's name at a broker, where one holds the auction.
-        trust: against whom a sale protects: "local", or "aggregate" where the server sees only a secure sum.
+        broker_round: the round's name at a broker, if one holds the auction.
+        trust: "local", or "aggregate" if the server sees only a secure sum.
         honest_share: under aggregate trust, the share of a round's sellers whose noise protects each of them; of
             the others half may collude with the server and half may drop out.
     """
@@ -64,7 +64,7 @@ class Terms:
 def micro_units(money: float) -> int:
     """Micro-units in an amount as it is written: 4.146558 has 4,146,558 of them, though its float lies below.
 
-    What is less than a micro-unit is dropped.
+    Fractions of a micro-unit are dropped.
     """
     return int(Decimal(str(money)) * MICRO)
 

@@ -1,12 +1,12 @@
-"""Attacks on what clients really release: the code path of training, and an attacker who knows everything else.
+"""Attacks on real releases, made by the code that trains, for an attacker who knows everything else.
 
 - `canary_attack`: one planted record, in or out, over many releases;
 - `one_run_attack`: hundreds of planted records, each in by a fair coin, and a single release;
 - `membership_attack`: real records, each in by a fair coin, many rounds of training, and the finished model alone.
 
-Each gives a lower bound on ε that is wrong with a stated probability. A bound above the claim refutes the claim;
-one below it proves nothing, but shows how close an attack comes. A `noise_share` below 1 makes a client that
-adds too little noise, to see that an attack finds it.
+Each gives a lower bound on ε that is wrong with a stated probability. A bound above the claim refutes the claim.
+One below it proves nothing, but shows how close the attack comes. With a `noise_share` below 1 the client adds too
+little noise, to check that an attack detects it.
 
 `attack_client` runs them against one client that releases as the product does, `attack_run` against the largest
 sale and the model of a finished run.
@@ -47,7 +47,7 @@ from privmarket.training import (
 Array = NDArray[np.float64]
 # Releases computed at once: copies of one client.
 _COPIES = 10
-# A planted record's pixels: bright enough that its gradient is clipped, so that it pushes with all of C.
+# The pixels of a planted record: bright enough that its gradient is clipped and has norm C.
 _BRIGHT = 20.0
 _DIRECTIONS_AT_ONCE = 50
 _REFERENCE_EPOCHS = 30
@@ -55,14 +55,14 @@ _REFERENCE_EPOCHS = 30
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The client whose releases are attacked: its model, its records and what it claims.
+    """The client under attack: its model, its records and its claim.
 
     Attributes:
         weights: (parameters,) the global weights that the server sent.
         records: one client's own records.
         plan: the public training plan; its schedule is what ε is sold for.
-        epsilon, delta: what one sale claims.
-        noise_share: 1 for the product; less is a client that cheats on its noise.
+        epsilon, delta: the claim of one sale.
+        noise_share: 1 for the full noise; less for a client that adds too little.
     """
 
     model: PrivateModel
@@ -479,9 +479,9 @@ def attack_client(
     """Attacks a client that holds the first records of a data set and sells as `plan` says.
 
     Args:
-        task: whose first private records and model are used, instead of the named data set.
+        task: its model and first private records are used instead of the named data set.
         kinds: which attacks, out of `ATTACKS`.
-        report: told what is being done.
+        report: called with a text before each step.
     """
     for name in kinds:
         if name not in ATTACKS:
@@ -520,8 +520,9 @@ def attack_run(
     """Attacks a finished run: its largest sale by a canary, and its model by membership inference.
 
     The canary is planted among the records of the client that made the largest sale, and the client releases again,
-    with noise from the system. The members are records of clients that sold, the others are test records. Under
-    aggregate trust no single release is promised anything, so the model alone is attacked.
+    with noise from the operating system. For membership inference the members are records of clients that sold, and
+    the others are test records. Under aggregate trust there is no promise about single releases, so only the model
+    is attacked.
     """
     config = result.config
     if not config.privacy.is_private:

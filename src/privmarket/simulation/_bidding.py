@@ -1,11 +1,12 @@
-"""What the clients of a run want for their privacy, and what they report.
+"""The clients' true valuations in a run, and the valuations that they report.
 
-Their true valuations are drawn from a distribution, measured from their records, or given client by client. They
-report them truthfully, by a solved game, or by what has paid so far. A way of reporting knows what the clients
-know: their own valuations, what is left of their wallets, and the records of the rounds so far, in which each reads
+True valuations are drawn from a distribution, measured from the clients' records, or given client by client.
+Clients report them truthfully, by a solved game, or by what was profitable so far. A reporting strategy knows only
+what clients
+know: their own valuations, what is left of their wallets, and the records of earlier rounds, from which each reads
 its own sales and pay.
 
-Needs no torch, so that a client can bid without it.
+This module does not need torch, so a client can bid without it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 else:
     meanfield = late("privmarket.meanfield")
 
-# Streams of random numbers; `tasks` and `_pool` hold the others.
+# Names of streams of random numbers; `tasks` and `_pool` hold the others.
 _TYPES = 5
 _ACCURACY = 10
 
 
 @dataclass(frozen=True, eq=False)
 class AskedPrices:
-    """What each client asks, by name.
+    """The price that each client asks, by name.
 
     Attributes:
         clients: names, in the order of the arrays.
@@ -63,7 +64,7 @@ class AskedPrices:
         return cls(found.clients, found.bids, _wallets(Path(path), found.clients))
 
     def of(self, names: Sequence[str]) -> AskedPrices:
-        """The same in the order of these clients.
+        """The same prices in the order of these clients.
 
         Raises:
             BidError: a client has no bid, or a bid has no client.
@@ -82,7 +83,7 @@ class AskedPrices:
         return AskedPrices(tuple(names), self.bids[order], self.wallet[order])
 
     def digest(self) -> str:
-        """Names these prices, so that a checkpoint belongs to them."""
+        """A digest of these prices; a checkpoint belongs to one."""
         text = repr((self.clients, self.bids.valuation.tolist(), self.bids.epsilon.tolist(), self.wallet.tolist()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -121,8 +122,9 @@ def client_types(config: FederationConfig, number: int) -> Bids:
 def measured_types(config: FederationConfig, number: int, task: Task) -> Bids:
     """(clients,) types whose valuations follow from the clients' own records, in round `number`.
 
-    Caps come from the scenario as ever. Sizes are relative to the mean, Δ is the total-variation distance of the
-    client's labels, and the local accuracy u is drawn from [0.5, 1]: a measured one would be a second release.
+            Caps come from the scenario as usual. Sizes are relative to the mean, Δ is the total-variation distance
+    of the client's labels, and the local accuracy u is drawn from [0.5, 1]: a measured one would be a second
+    release.
 
     Implements: Eq. (valuation-fn) of [Sun2026].
     """
@@ -150,9 +152,9 @@ Strategy = Callable[[Array, Array, float], Array]
 """(valuation, remaining budget, round) ↦ reported valuation, arrays (clients,); a solved game gives one."""
 
 FACTORS = (0.8, 1.0, 1.1, 1.25, 1.5, 2.0)
-"""What learning bidders try: their valuation times one of these."""
-_EXPLORING = 8  # the stream of random numbers that decides who tries what
-# How often a client tries a factor at random, at first and at the end.
+"""The factors that learning bidders try on their valuations."""
+_EXPLORING = 8  # names the stream of random numbers that decides which client tries which factor
+# The probability with which a client tries a factor at random, at first and in the end.
 _FIRST_SHARE = 0.5
 _LEAST_SHARE = 0.05
 _TRUTH = FACTORS.index(1.0)
@@ -160,10 +162,10 @@ _SALE_IN_SHARES = 3.0  # the game lets a client sell up to three even shares of 
 
 
 class Bidding(Protocol):
-    """How the clients of a run decide what to report; `Fixed` and `Learning` are the two kinds."""
+    """A reporting strategy of a run's clients; there are two, `Fixed` and `Learning`."""
 
     def reports(self, valuation: Array, left: Array, number: int, past: Sequence[RoundRecord]) -> Array:
-        """(clients,) what each client says its valuation is in round `number`, given all rounds before it.
+        """(clients,) the valuation that each client reports in round `number`, given all earlier rounds.
 
         Args:
             valuation: (clients,) true valuations; left: (clients,) what wallets have left, infinity without one.
@@ -171,7 +173,7 @@ class Bidding(Protocol):
 
 
 class Fixed:
-    """Reports by a function of (valuation, what is left, round) that learns nothing."""
+    """Reports by a fixed function of (valuation, what is left of the wallet, round)."""
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
@@ -182,12 +184,11 @@ class Fixed:
 
 
 class Learning:
-    """Every client tries factors on its valuation and mostly uses the one that brought most surplus so far.
+    """Every client tries factors on its valuation and mostly uses the one with the largest surplus so far.
 
-    A client that does not know the rule can do no better than to try. It starts with the truth; in round t it tries
-    a factor at random with probability ½/√(t + 1), at least 0.05; otherwise it uses the factor with the largest
-    mean surplus p − v·ε. Valuations are taken to be persistent. What it tries follows from seed and round, and what
-    it has learned from the records, so that a resumed run goes on as it would have.
+    It starts with the truth. In round t it tries a random factor with probability ½/√(t + 1), at least 0.05;
+    otherwise it uses the factor with the largest mean surplus p − v·ε. Valuations are assumed to be persistent. The
+    random choices follow from seed and round, and the rest from the records, so a resumed run continues unchanged.
     """
 
     def __init__(self, names: Sequence[str], seed: int) -> None:
@@ -210,14 +211,14 @@ class Learning:
         rng = np.random.default_rng([self.seed, _EXPLORING, number])
         tries = rng.random(self.clients) < max(_LEAST_SHARE, _FIRST_SHARE / (number + 1) ** 0.5)
         mean = np.where(self._tries > 0, self._gain / np.maximum(self._tries, 1), 0.0)
-        # Ties go to the truth: a client that never gained by another report has no reason for one.
+        # Ties are broken in favour of the truth.
         best = np.where(mean[_TRUTH] >= mean.max(axis=0) * (1 - 1e-9), _TRUTH, mean.argmax(axis=0))
         if number == 0:
             return best
         return np.where(tries, rng.integers(len(FACTORS), size=self.clients), best)
 
     def _learn(self, valuation: Array, record: RoundRecord) -> None:
-        """Books each client's surplus of a round to the factor that it used there."""
+        """Adds each client's surplus in a round to the account of the factor that it used."""
         used = self.choices(record.number)
         surplus = np.zeros(self.clients)
         for client, epsilon in record.sold_epsilon.items():
@@ -238,7 +239,7 @@ def bidding_of(
     family: ReleaseFamily,
     strategy: Strategy | None,
 ) -> Bidding | None:
-    """The way of reporting that a run asks for, None for the truth; a `strategy` given in code goes first.
+    """The reporting strategy of a run, None for the truth. A `strategy` given in code has precedence.
 
     Raises:
         ConfigurationError: `equilibrium` without a wallet, or with a distribution without valuations of its own.
@@ -255,8 +256,8 @@ def bidding_of(
 def _equilibrium(config: FederationConfig, distribution: Distribution, family: ReleaseFamily) -> Strategy:
     """The bid function of the mean-field game that fits the run: its horizon, money and lifetime ε.
 
-    The game spends budget in proportion to ε, a wallet by a privacy measure. The two are tied where it matters: a
-    client's budget in the game is what it can sell in all if it sells evenly over the rounds.
+    In the game a budget is spent in proportion to ε; a wallet counts a privacy measure. A client's budget in the
+    game is therefore set to what it can sell in all if it sells evenly over the rounds.
     """
     if config.wallet is None or not isinstance(distribution, IndependentDistribution):
         raise ConfigurationError(

@@ -1,8 +1,8 @@
-"""What a run carries from round to round, saved so that a kill at any moment loses at most a few rounds.
+"""Checkpoints of a run: a process that is killed at any moment loses at most a few rounds.
 
-A checkpoint is one file: a line with the SHA-256 of the rest, then arrays and JSON. It is written beside its
-place and renamed, and the one before is kept, so a file cut short is noticed and the older one is used. Money
-and privacy spent travel in the same file as the weights: they cannot get out of step.
+A checkpoint is one file: a line with the SHA-256 of the rest, then arrays and JSON. It is written under another
+name and renamed, and the one before is kept. If a file was cut short, the older one is used. Weights, money and the
+privacy that was spent are in the same file, so they always belong to the same round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunState:
     """Everything that a run carries from one round to the next.
 
     Attributes:
-        whitening: the public map of inputs on which the server's weights stand; None where inputs are as they are.
+        whitening: the public map of inputs that the server's weights belong to; None if inputs are not mapped.
     """
 
     next_round: int
@@ -48,14 +48,14 @@ class RunState:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a file of a run holds: arrays by name, and JSON data."""
+    """The content of a run's file: arrays by name, and JSON data."""
 
     arrays: dict[str, np.ndarray]
     data: Mapping[str, Any]
 
 
 def to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
-    """Weights, wallets, money and records together: they cannot get out of step."""
+    """A checkpoint of weights, wallets, money and records."""
     server = state.server
     arrays = {"weights": server.weights, "direction": server.direction, "averaged": server.averaged}
     if state.whitening is not None:

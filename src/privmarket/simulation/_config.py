@@ -1,10 +1,10 @@
-"""What a federated run is: one frozen record, checked when it is made, stored next to every result.
+"""The configuration of a federated run: a frozen record, checked when it is made, stored next to every result.
 
-How it trains, unless told otherwise, is what was found to work under valid record-level DP on its data set. These
-are public choices, made by a search on validation records that no client holds. One full-batch step per round: with
-ε of a few per round, sampling buys less privacy than it loses signal.
+The default training was found to work under record-level DP on each data set, by a search on validation records
+that no client holds. It takes one full-batch step per round: with an ε of a few per round, sampling costs more
+signal than it gains privacy.
 
-Importing this module loads nothing heavy, so that commands start quickly and a client can bid without torch.
+Importing this module is quick, so that commands start quickly and a client can bid without torch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Mode:
 
     Attributes:
         name: as in configurations.
-        reference: how clients train instead of by clipped gradients, in a reference that is no private training:
-            ordinary local training, or the paper's as printed, with noise on the trained weights.
-        holds_auctions: False trains everyone with records, for free.
+        reference: for modes that are not private: ordinary local training, or the paper's as printed, with noise on
+            the trained weights. Empty for clipped gradients.
+        holds_auctions: if False, all clients with records train for free.
         counts_epsilon: wallets limit what is offered and are charged for what is sold.
-        is_private: the sold noise is added and the stated ε is true; else no ε is stated.
-        uses_server_plan: the server's momentum and averaging are used; else it takes the average as it is.
+        is_private: the sold noise is added and the stated ε is true; otherwise no ε is stated.
+        uses_server_plan: the server's momentum and averaging are used; otherwise it takes the plain average.
         aggregation: weights of the updates that replace the configured ones.
-        on_pixels: it trains the paper's MLP on pixels where nothing else is asked for.
+        on_pixels: the default is the paper's MLP on pixels.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Mode:
 
     @property
     def leaves_noise_out(self) -> bool:
-        """A private run's market, clipping and wallets, without its noise: what a private run is compared with."""
+        """Whether this is a private run without its noise (same market, clipping and wallets), for comparisons."""
         return self.counts_epsilon and not self.is_private
 
 
 _ALL = (
     Mode("private", counts_epsilon=True, is_private=True, uses_server_plan=True),
-    # Without noise the wallets are charged as if there were some, so that the same clients sell.
+    # Without noise, wallets are charged as if there were noise, so that the same clients sell.
     Mode("no-noise", counts_epsilon=True, uses_server_plan=True),
     Mode("no-dp", "plain", holds_auctions=False),
     Mode("literal", "literal", aggregation="epsilon", on_pixels=True),
@@ -61,7 +61,7 @@ MODES = {mode.name: mode for mode in _ALL}
 
 
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
-# What `Training.model` says where the task builds a module of its own.
+# The value of `Training.model` if the task builds a module of its own.
 OWN_MODEL = "own"
 SIZES = ("equal", "dirichlet")
 STRATEGIES = ("truthful", "equilibrium", "learning")
@@ -70,9 +70,10 @@ STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
 
 
 def usual_interval(rounds: int) -> int:
-    """Rounds between two measurements on test records unless told: about ten over a run, at most ten rounds apart.
+    """The default number of rounds between two measurements on test records: about ten in a run, at most ten rounds
+    apart.
 
-    Measurements between rounds are for charts alone; nothing is chosen by them.
+    Measurements between rounds are for charts only; nothing is chosen by them.
     """
     return min(10, max(1, rounds // 10))
 
@@ -106,7 +107,7 @@ _RECOMMENDED = {
     "fashion-mnist": _GRADIENTS,
     "cifar10": replace(_GRADIENTS, server_rate=2.0),
 }
-# Under aggregate trust noise is small and how much a round learns decides: a linear model on whitened features.
+# Under aggregate trust there is little noise, so quick learning matters more: a linear model on whitened features.
 _WHITENED = Training(
     model="logistic",
     features="whitened-scattering",
@@ -119,10 +120,10 @@ _WHITENED = Training(
 _UNDER_AGGREGATE_TRUST = {"mnist": _WHITENED, "fashion-mnist": _WHITENED, "cifar10": _WHITENED}
 
 
-# For a task whose public records have not chosen anything better; see docs/how-to/your-own-data.md.
+# For a task whose settings were not chosen on public records; see docs/how-to/your-own-data.md.
 _OF_A_TASK = Training(model=OWN_MODEL, clip_norm=1.0, server_rate=1.0, final_rate=0.1, momentum=0.9, averaging=0.5)
 
-# For inputs that vary alike in all directions, see `_moments`: clip norm in usual norms, rate in usual steps.
+# For whitened inputs, see `_moments`: the clip norm is in usual norms, the rate in usual steps.
 _OF_WHITENED = Training(
     model=OWN_MODEL, clip_norm=0.25, server_rate=1.0, final_rate=0.1, momentum=0.0, averaging=0.5
 )
@@ -140,13 +141,13 @@ def recommended_training(dataset: str, trust: str = "local") -> Training:
 
 
 def whitened_training(training: Training, fixed: Sequence[str] = ()) -> Training:
-    """The training from which settings for whitened inputs are searched; what is fixed stays."""
+    """The starting point of the search for settings on whitened inputs; settings in `fixed` stay."""
     changed = {name: getattr(_OF_WHITENED, name) for name in _SET_FOR_WHITENED if name not in fixed}
     return replace(training, **changed)
 
 
 def statistics_words(config: FederationConfig) -> str:
-    """What a run scales its inputs by, for people; empty where they are as they are."""
+    """How a run scales its inputs, in words; empty if it does not."""
     if config.statistics == "moments":
         return "round 1 sells means and second moments of the inputs; later rounds train on inputs whitened by them"
     if config.statistics == "free":
@@ -155,7 +156,7 @@ def statistics_words(config: FederationConfig) -> str:
     return ""
 
 
-# Replaced as soon as the configuration is made, which knows its data set, trust and mode.
+# Replaced when the configuration is made, since it depends on data set, trust and mode.
 _NOT_GIVEN = cast(Training, None)
 
 
@@ -258,7 +259,7 @@ class FederationConfig(MarketPlan):
         return asdict(self)
 
     def digest(self) -> str:
-        """Names this configuration: equal configurations, equal digests, also over versions of this program."""
+        """A digest of this configuration, the same in every version of this program."""
         text = json.dumps(identity(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

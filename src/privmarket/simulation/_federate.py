@@ -77,7 +77,7 @@ def federate(
     checkpoint: str | Path | None = None,
     on_round: OnRound | None = None,
 ) -> RunResult:
-    """Trains a model on clients that sell ε in every round, and says what it reached and cost.
+    """Trains a model on clients that sell ε in every round, and returns its score and its cost.
 
     In each round the clients bid, an auction decides who sells how much ε for what, the sellers train and add the
     noise of the ε they sold, and the server adds up their updates. `FederationConfig` describes every setting.
@@ -123,15 +123,15 @@ def federate(
         model, features: of a built-in data set: mlp, cnn or logistic, and `pm.tasks.feature_names()`.
         steps, sampling_rate, clip_norm, local_rate: the clients' local training.
         server_rate, final_rate, momentum, averaging: the server's steps.
-        arithmetic: "exact" noise on a grid, or "float", which is not private in floating point. What is None of
-            these settings of the training is chosen on public records, or is what is recommended.
+                    arithmetic: "exact" noise on a grid, or "float", which is not private in floating point. What is
+            None of these settings of the training is chosen on public records, or is what is recommended.
         statistics: whether inputs are whitened: not at all ("none"), by moments that are known for "free" (of
             public records, or as the schema suggests), or by "moments" that the first round sells. Public records
             choose between the first two unless given.
         statistics_norm: norm of (inputs, 1) at which bought moments clip a record.
         aggregation: how updates are weighted under local trust; `kappa` and `heterogeneity` are for "optimal".
         evaluate_every: rounds between two measurements on test records; about ten over the run unless given.
-        seed: of everything that is drawn by chance.
+        seed: of all random draws.
         workers: processes that train; the result does not depend on it.
         checkpoint: a file to save to and to resume from.
         on_round: called with each round's record.

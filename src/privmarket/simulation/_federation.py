@@ -1,4 +1,4 @@
-"""A whole federated run: the market's rounds, the training they buy, the money and the privacy they cost.
+"""A whole federated run: its rounds, the training that they buy, their money and privacy.
 
 Implements: Algorithm 2 of [Sun2026] over many rounds, with composition (its limitation L1) accounted for.
 """
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 OnRound = Callable[["RoundRecord"], None]
 
-# The stream of random numbers that decides who drops out; `clients` and `pool` hold the others.
+# Names the stream of random numbers that decides who drops out; `_bidding` and `_pool` hold the others.
 _DROPOUT = 6
 
 
@@ -82,12 +82,12 @@ class Federation:
         config: the run.
         task: what is learned from whose records, instead of the built-in data set that the configuration names.
         asked: what each client asks, instead of a draw from the configured distribution.
-        own_model: the task's module trained on the public records, if it is there already.
+        own_model: the task's module trained on the public records, if it was trained before.
         mechanism: a ready rule, instead of the configured name.
         workers: processes that train; any number gives the same result.
-        strategy: how clients report, e.g. the bid function of a solved mean-field game, instead of the configured
-            way. The remaining budget is what is left of a wallet, as its share of the lifetime ε; without a wallet
-            it is infinity.
+        strategy: how clients report, instead of the configured strategy, e.g. the bid function of a solved
+            mean-field game. Its remaining budget is what is left of a wallet, as a share of the lifetime ε;
+            infinite without a wallet.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Federation:
         self.pool = ClientPool.of(config, self.task)
         self._own_model = own_model
         self.sizes: Array = self.task.sizes.astype(np.float64)
-        # What is said of a client's size in public: rounded up where real owners declare it. Where persons are
-        # protected it is their number: how many rows a person has is part of what is protected.
+        # The public size of a client, rounded up if real owners declare it. If persons are protected it is their
+        # number, since the number of a person's rows is protected, too.
         self.declared: Array = self.sizes
         if config.task:
             self.declared = self.task.declared_sizes.astype(np.float64)
@@ -133,7 +133,7 @@ class Federation:
         self.objective = AggregationError(config.kappa, config.heterogeneity)
         self.bidding = bidding_of(config, self.names, self.distribution, self.family, strategy)
         if config.statistics != "none":
-            _ = self.pool.moments  # refuses what cannot be, before anyone bids
+            _ = self.pool.moments  # refuses impossible settings before anyone bids
         self._persistent = self._types(0) if config.types == "persistent" else None
         # Without the market's own training the server replaces the weights by the sellers' average.
         self.server_plan = training if self.mode.uses_server_plan else PLAIN_AVERAGE
@@ -181,9 +181,9 @@ class Federation:
             return OwnTraining(self.task, self.config.seed).own_model()
 
     def first_weights(self) -> torch.Tensor:
-        """(parameters,) what training starts from: the buyer's own model, else a public draw.
+        """(parameters,) the initial weights: the buyer's own model, else a public draw.
 
-        A linear model of whitened inputs starts from zeros, which are right for all it knows.
+        A linear model of whitened inputs starts from zeros.
         """
         own = None if self.mode.on_pixels else self.own_model
         if own is None and self.config.statistics != "none":
@@ -231,13 +231,13 @@ class Federation:
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def sells_moments(self, number: int) -> bool:
-        """Whether a round sells moments of the inputs and no update: the first one, where that was asked for."""
+        """Whether a round sells moments of the inputs instead of updates: the first one, if the run asks for it."""
         return number == 0 and self.config.statistics == "moments"
 
     def _whitened(self, state: RunState, auction: Round, record: RoundRecord, total: np.ndarray | None) -> RunState:
         """The state after a round that sold moments: inputs are whitened from now on.
 
-        Where nothing came of the round, what was known for nothing must do.
+        If the round failed, the moments that are known for free are used.
         """
         sale = self.pool.moments
         moments = sale.free
@@ -259,8 +259,8 @@ class Federation:
         """(sellers, parameters): what each of these clients releases in the next round, see `ClientPool.train`.
 
         Args:
-            sales: client → what it sold; None trains for nothing and adds no noise.
-            grids: of each client's share, where a secure sum adds them up; then a row is the sum of some of them.
+            sales: client → what it sold; with None it trains for free and adds no noise.
+            grids: of each client's share, if a secure sum adds them up; then a row is the sum of some of them.
         """
         weights = state.server.weights.numpy()
         chunk = self.pool.chunk
@@ -327,12 +327,12 @@ class Federation:
         )
 
     def score(self, state: RunState) -> float | None:
-        """The headline score of the model as it stands, on the test records; None where there are none."""
+        """The headline score of the current model on the test records; None without test records."""
         scores = self.scores(state)
         return None if scores is None else scores[self.task.score.name]
 
     def scores(self, state: RunState) -> dict[str, float] | None:
-        """Every score of the model as it stands, on the test records; None where there are none."""
+        """Every score of the current model on the test records; None without test records."""
         test = self.task.test
         if test is None:
             return None
@@ -341,7 +341,7 @@ class Federation:
             return self.task.evaluate(outputs.numpy(), test)
 
     def result(self, state: RunState) -> RunResult:
-        """The run as it stands: its records, its model, and what the buyer's own records would have given."""
+        """The run so far: its records, its model, and the scores of the buyer's own records."""
         own = self.own_model
         with one_thread():
             before = None if own is None else own_records(self.task, own.module, seed=self.config.seed)
@@ -359,14 +359,14 @@ class Federation:
         )
 
     def model_weights(self, state: RunState) -> torch.Tensor:
-        """(parameters,) the model that is tested and kept, for inputs as they are."""
+        """(parameters,) the model that is tested and kept, as weights for inputs that are not whitened."""
         tested = state.server.tested(self.server_plan)
         return tested if state.whitening is None else state.whitening.folded(self.pool.model, tested)
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedClients:
-    """The clients of a simulation in its next round: who bids and who trains, two ports of `rounds._driver`."""
+    """The clients of a simulation in its next round; implements `Bidders` and `Trainers` of `rounds._driver`."""
 
     federation: Federation
     state: RunState
@@ -416,14 +416,15 @@ class SimulatedClients:
     def _secure_sum(self, auction: Round, sales: Mapping[str, Award]) -> Delivered:
         """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them.
 
-        In a round of several cohorts that holds for each; those that lost too many sellers stay closed.
+        In a round of several cohorts this holds for each; the sum of a cohort that lost too many sellers is not
+        opened.
         """
         federation = self.federation
         sellers = list(auction.awards)
         plan = federation.shared_sum(auction, self.state.whitening)
         arrived = [number for number, client in enumerate(sellers) if client in sales]
         counted = plan.counted(arrived)
-        # Shares of a closed sum stay under masks that nobody takes off: not seen, not paid, ε stays spent.
+        # Shares of a sum that is not opened stay masked: they are not seen and not paid, and their ε stays spent.
         fault = f"only {len(arrived)} of {len(sellers)} sellers came through, {plan.needed} are needed"
         if plan.cohorts > 1:
             fault = f"too few sellers of this cohort came through, {plan.needed} are needed"
@@ -486,7 +487,7 @@ def run(
         workers: processes that train.
         checkpoint: the file to save to and resume from.
         checkpoint_every: rounds between two saves.
-        on_round: told each round's record, also those that a resumed run already had.
+        on_round: called with each round's record, also with those that a resumed run already had.
         strategy: how clients report; not part of the checkpoint, so resume with the same.
         mechanism: a ready rule, instead of the configured one; resume with the same.
     """
@@ -528,7 +529,7 @@ def _resume(federation: Federation, path: Path | None) -> RunState:
 
 
 def _pickled(config: FederationConfig, task: Task) -> bytes:
-    """A run on a task of one's own, as another process can read it.
+    """A run on a user's task, pickled for another process.
 
     Raises:
         ConfigurationError: the task holds something that cannot be sent, such as a lambda.

@@ -1,7 +1,7 @@
 """A trained model as a file: its weights in safetensors, and a JSON card beside them that says what they are.
 
-The card holds what a stranger needs to use the model (how rows of a table become inputs, the classes, how the
-network is built) and to judge it (scores before and after, settings, money, and the privacy that its making cost).
+The card holds what is needed to use the model (how rows of a table become inputs, the classes, how the network is
+built) and to judge it (scores before and after, settings, money, and the privacy that it cost).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_model(module: nn.Module, card: Mapping[str, object], path: str | Path)
 
 
 def task_card(task: Task) -> dict[str, object]:
-    """The part of a card that says what a task's model is used for, as JSON data."""
+    """The part of a card that describes a task's model, as JSON data."""
     inputs = task.private.inputs
     return {
         "format": FORMAT,
@@ -67,7 +67,7 @@ def task_card(task: Task) -> dict[str, object]:
 
 
 def module_card(build: Callable[[], nn.Module], name: str) -> dict[str, object]:
-    """The same for a module of an app that knows no task: its records and its outputs are the app's business."""
+    """The same for a module of an app without a task; the app knows its records and outputs."""
     return {
         "format": FORMAT,
         "privmarket": __version__,
@@ -82,7 +82,7 @@ def module_card(build: Callable[[], nn.Module], name: str) -> dict[str, object]:
 
 
 def _target_card(target: TargetScale) -> dict[str, float | None]:
-    """How outputs become numbers; what is infinite is null."""
+    """How outputs become numbers; infinite values are null."""
     return {name: value if math.isfinite(value) else None for name, value in asdict(target).items()}
 
 
@@ -156,7 +156,7 @@ def load_model(path: str | Path, model: Callable[[], nn.Module] | str | None = N
     """Reads a model and its card.
 
     Args:
-        model: builds the network, where the card cannot say how: a function, or `file.py:build`.
+        model: builds the network if the card cannot say how: a function, or `file.py:build`.
 
     Raises:
         DataError: a file is missing, altered, or does not fit the card.

@@ -1,10 +1,10 @@
-"""Bought statistics: means and second moments of the inputs, sold in the first round as a sale of its own.
+"""Bought statistics: means and second moments of the inputs, sold in the first round.
 
-Where the buyer has few records or none, nobody knows in which directions the inputs vary, and gradient descent is
-slow in those where they vary little. So the first round may sell something else than gradients: the noisy sum of
-x̃x̃ᵀ, x̃ = (x, 1), over all records of all sellers. It costs a seller what a round of gradients costs, by the same
-auction, the same secure sum and the same wallet. From then on every client multiplies its inputs by a public matrix
-that makes them vary alike in all directions, and the remaining rounds train on those.
+If the buyer has few records or none, nobody knows in which directions the inputs vary, and gradient descent is slow
+in those where they vary little. So the first round may sell, instead of gradients, the noisy sum of x̃x̃ᵀ, x̃ = (x,
+1), over all records of all sellers. It costs a seller as much as a round of gradients, by the same auction, the
+same secure sum and the same wallet. From then on every client multiplies its inputs by a public matrix that makes
+them vary equally in all directions (whitening), and the remaining rounds train on those.
 
 The second moment of a record is the gradient of the bilinear form x̃ᵀΘx̃ by Θ. So the one private-gradient engine
 clips it, adds it up and protects it, and the proof of docs/theory/finite-arithmetic.md holds as it stands.
@@ -47,9 +47,9 @@ Plan = TypeVar("Plan", bound=TrainingPlan)
 MOST_INPUTS = 500
 # Moments of public records are not sold, so more inputs can be scaled by them.
 MOST_FREE_INPUTS = 2_500
-# Of the public records' norms, the quantile at which a record's moments are clipped.
+# The quantile of the public records' norms at which a record's moments are clipped.
 _NORM_QUANTILE = 0.95
-# Eigenvalues below this share of the mean one are not trusted: they are lifted to it.
+# Eigenvalues below this share of the mean eigenvalue are raised to it.
 _SMALLEST_SHARE = 0.01
 # The largest eigenvalue of symmetric noise is about 2σ√(n/2); this share of it is added to every eigenvalue.
 _NOISE_SHARE = 0.3
@@ -60,7 +60,7 @@ _STEPS: dict[Loss, float] = {cross_entropy: 8.0, binary_cross_entropy: 16.0}
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Means and second central moments of the inputs, as far as they are known in public.
+    """Means and second central moments of the inputs, as far as they are publicly known.
 
     Attributes:
         mean: (inputs,).
@@ -78,7 +78,7 @@ class Moments:
         return self.mean.size
 
     def mixed(self, other: Moments, variance: float) -> Moments:
-        """The mean of these, which carry noise, and of `other`, off by `variance`, that has the least variance."""
+        """The mean of these noisy moments and `other`, of error `variance`, weighted for the least variance."""
         share = variance / (variance + self.deviation**2)
         mean = share * self.mean + (1.0 - share) * other.mean
         covariance = share * self.covariance + (1.0 - share) * other.covariance
@@ -87,10 +87,10 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """A public map of inputs, z = A(x − mean) with a symmetric A, after which they vary alike in all directions.
+    """A public map of inputs, z = A(x − mean) with a symmetric A, after which they vary equally in all directions.
 
-    A is the inverse root of the covariance with its eigenvalues lifted by a floor, so that directions of which only
-    noise is known are not blown up.
+    A is the inverse square root of the covariance, to whose eigenvalues a floor is added, so that directions in
+    which only noise is known are not amplified.
 
     Attributes:
         moments: what it was made from.
@@ -100,7 +100,7 @@ class Whitening:
 
     @cached_property
     def _spectrum(self) -> tuple[Array, Array, Array]:
-        """Eigenvalues as they are, lifted ones, and eigenvectors."""
+        """The eigenvalues, the eigenvalues plus the floor, and the eigenvectors."""
         values, vectors = np.linalg.eigh(self.moments.covariance)
         values = np.maximum(values, 0.0)
         noise = _NOISE_SHARE * self.moments.deviation * math.sqrt(2.0 * (self.moments.inputs + 1))
@@ -121,13 +121,13 @@ class Whitening:
 
     @cached_property
     def usual_norm(self) -> float:
-        """The root mean square of ‖(z, 1)‖, as far as the moments are true: √(Σ λ/(λ + floor) + 1)."""
+        """The root mean square of ‖(z, 1)‖ if the moments are exact: √(Σ λ/(λ + floor) + 1)."""
         values, lifted, _ = self._spectrum
         return math.sqrt(float((values / lifted).sum()) + 1.0)
 
     @cached_property
     def key(self) -> str:
-        """Names this map."""
+        """A name of this map."""
         return hashlib.sha256(self.moments.mean.tobytes() + self.moments.covariance.tobytes()).hexdigest()
 
     def of(self, inputs: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class Whitening:
         return model.flat(arrays)
 
     def training(self, plan: Plan, task: Task) -> Plan:
-        """The settings of a round on z: clip_norm counts in usual norms, server_rate in usual steps of the loss."""
+        """The settings of a round on z: clip_norm in units of the usual norm, server_rate in usual steps."""
         clip_norm = plan.clip_norm * self.usual_norm
         step = _STEPS.get(task.loss, 1.0)
         return replace(plan, clip_norm=clip_norm, server_rate=plan.server_rate * step * clip_norm)
@@ -164,9 +164,9 @@ class MomentsSale:
     """What clients release in a round that sells moments.
 
     Attributes:
-        norm: of (x, 1); a record counts in full up to it.
-        free: what is known of the moments for nothing: those of the public records, or what the schema suggests.
-        free_variance: of the entries of `free`, roughly.
+        norm: of (x, 1); a record with a larger norm is clipped.
+        free: moments that are known for free: those of the public records, or what the schema suggests.
+        free_variance: the approximate variance of the entries of `free`.
     """
 
     norm: float
@@ -175,7 +175,7 @@ class MomentsSale:
 
     @classmethod
     def of(cls, config: FederationConfig, task: Task) -> MomentsSale:
-        """The sale that a run on this task would hold, refused before anyone bids if there can be none.
+        """The sale of moments of a run on this task; refused before anyone bids if it is impossible.
 
         Raises:
             ConfigurationError: the run cannot use moments, or no public norm of its inputs is known.
@@ -203,12 +203,12 @@ class MomentsSale:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are released."""
+        """The number of released entries."""
         return (self.free.inputs + 1) ** 2
 
     @property
     def clip_norm(self) -> float:
-        """‖x̃x̃ᵀ‖ = ‖x̃‖² up to which a record counts in full."""
+        """The clip norm of x̃x̃ᵀ, norm²: ‖x̃x̃ᵀ‖ = ‖x̃‖²."""
         return self.norm**2
 
     def plan(self, unit: str) -> LocalPlan:
@@ -222,9 +222,9 @@ class MomentsSale:
         return torch.cat([flat, torch.ones(flat.shape[0], 1)], dim=1)
 
     def bought(self, total: np.ndarray, records: float, deviation: float, unit: str = "record") -> Moments:
-        """The moments that a released sum stands for, mixed with what was known for nothing.
+        """The moments in a released sum, mixed with those that were known for free.
 
-        How many rows a person has is not public. Where persons are protected, the sum is therefore divided by its
+        The number of a person's rows is not public. If persons are protected, the sum is therefore divided by its
         own last entry, the noisy number of rows, but by no less than half the number of persons.
 
         Args:
@@ -244,7 +244,7 @@ class MomentsSale:
 
 
 def _require_usable(config: FederationConfig, task: Task) -> None:
-    """Refuses what bought statistics cannot serve, one line each."""
+    """Refuses runs that cannot use bought statistics."""
     said = f"statistics={config.statistics!r}"
     if not config.task:
         raise ConfigurationError(f"{said} with a data set's name", "give a task: pm.task(…), or --data")
@@ -282,7 +282,7 @@ def _schema_norm(task: Task) -> float:
 
 
 def _usual_variances(task: Task, norm: float) -> Array:
-    """(inputs,) what a schema suggests: numbers spread over their range, values of a category equally often."""
+    """(inputs,) variances if numbers are spread over their range, and values of a category are equally frequent."""
     inputs = math.prod(task.private.inputs.shape[1:])
     if task.pipeline is None:
         return np.full(inputs, norm**2 / inputs)
@@ -298,7 +298,7 @@ def _usual_variances(task: Task, norm: float) -> Array:
 
 
 def _of_rows(rows: Array, guess: Array) -> Moments:
-    """Moments of (rows, inputs), shrunk towards a diagonal guess where rows are few."""
+    """Moments of (rows, inputs), shrunk towards a diagonal guess if there are few rows."""
     mean = rows.mean(axis=0)
     covariance = (rows - mean).T @ (rows - mean) / len(rows)
     share = len(rows) / (len(rows) + rows.shape[1])

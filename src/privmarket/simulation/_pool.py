@@ -1,10 +1,9 @@
 """All clients of a simulation in one place, and the processes that train them.
 
-A pool holds the clients' records, the model and the plan: some sellers go in, their updates come out. Everything
-random is keyed by (seed, round, client), so a pool can be rebuilt in any process and computes the same update for a
-client whoever asks and in whatever order. Sellers are cut into chunks in their fixed order, and a chunk is the unit
-of work: what it computes depends on nothing but the chunk, so the result is the same to the last bit for any number
-of processes.
+A pool holds the clients' records, the model and the plan, and computes the updates of sellers. All randomness is
+keyed by (seed, round, client), so a pool can be rebuilt in any process and gives the same update for a client in
+any order. Sellers are cut into chunks in a fixed order, and a chunk is the unit of work. Its result depends only on
+the chunk, so it is the same to the last bit for any number of processes.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
     from privmarket.tasks import Task
 
 
-# What each stream of random numbers is for; keeps them independent. `tasks` and `_bidding`
-# hold the others.
+# Names of independent streams of random numbers; `tasks` and `_bidding` hold the others.
 _WEIGHTS = 2
 _SHUFFLE = 3
 _LITERAL_NOISE = 4
@@ -54,8 +52,8 @@ _LITERAL_NOISE = 4
 # The paper's local training, Table III of [Sun2026]: used by `no-dp` (one epoch) and `literal`.
 # Each step size is the best of several on validation records.
 PLAIN_RATE = 0.5
-# Pixels share a background, and their squared length is about their number: the step above throws a hidden layer on
-# pixels so far that its units die or its weights stop being numbers.
+# Pixels share a background, and their squared length is about their number. With the step above, units of a hidden
+# layer on pixels die or its weights diverge.
 PIXEL_RATES = {"mlp": 0.2, "cnn": 0.1}
 _PLAIN_BATCH = 32
 _LITERAL_EPOCHS = 5
@@ -65,13 +63,13 @@ _LITERAL_EPSILON_MIN = 0.1
 
 @dataclass(frozen=True, eq=False)
 class ChunkOrder:
-    """Some sellers of one round, who train together.
+    """Some sellers of one round that train together.
 
     Attributes:
         round_number: from 0.
         clients: positions of the clients.
         epsilon: what each of them sold.
-        noise_multiplier: what that needs.
+        noise_multiplier: of that ε.
         weights: (parameters,) global weights.
         grids: of each client's share of a secure sum; empty where updates are released one by one.
         sells_moments: they release moments of their inputs, and no update.
@@ -97,7 +95,7 @@ class ClientPool:
         model: the task's module.
         nominal_records: public number of units (records or persons) per client; sums are divided by its expected
             batch.
-        Order: what `train` takes.
+        Order: the argument type of `train`.
     """
 
     Order: ClassVar[type[ChunkOrder]] = ChunkOrder
@@ -109,7 +107,7 @@ class ClientPool:
     @classmethod
     def of(cls, config: FederationConfig, task: Task) -> ClientPool:
         """The clients of a task, as they train in this run."""
-        # A built-in data set is shared out by a public draw; what the owners of a table hold is known as declared.
+        # A built-in data set is shared out by a public draw; of a table only the declared sizes are public.
         units = task.declared_sizes if config.task else task.units
         nominal = max(1, int(units.sum()) // len(task.clients))
         return cls(config, task, PrivateModel(task.build_model(config.seed), task.loss, name=task.name), nominal)
@@ -137,7 +135,7 @@ class ClientPool:
             steps=training.steps,
             sampling_rate=training.sampling_rate,
             clip_norm=training.clip_norm,
-            # Relative to C: halving C alone then changes the bias of clipping, not the size of a step.
+            # Relative to C, so that halving C alone changes the bias of clipping but not the size of a step.
             learning_rate=training.local_rate / training.clip_norm,
             expected_batch=training.sampling_rate * self.nominal_records,
             unit=self.task.unit,
@@ -151,7 +149,7 @@ class ClientPool:
 
     @cached_property
     def chunk(self) -> int:
-        """How many clients train together: what fits the processor's caches, by measurement."""
+        """How many clients train together; measured, so that they fit the processor's caches."""
         one_step = self.config.training.steps == 1 and self.mode.counts_epsilon
         return FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
 
@@ -162,11 +160,11 @@ class ClientPool:
 
     @cached_property
     def _whitened(self) -> dict[tuple[str, int], Tensor]:
-        """By map and client, its inputs after the map; of one map at a time."""
+        """(key of a map, client) → the client's whitened inputs; a cache for one map at a time."""
         return {}
 
     def sale(self, *, sells_moments: bool, whitening: Whitening | None) -> tuple[PrivateModel, LocalPlan]:
-        """What clients differentiate in a round, and the public plan by which they do."""
+        """The model whose gradients clients release in a round, and their public plan."""
         if sells_moments:
             return self.moments.model, self.moments.plan(self.task.unit)
         if whitening is None:
@@ -189,7 +187,8 @@ class ClientPool:
                 return _REFERENCES[self.mode.reference](self, order)
             if order.grids:
                 return self.shares(order)
-            # For simulations only: whoever knows the seed knows the noise. A real client uses the system's key.
+            # For simulations only: whoever knows the seed knows the noise. A real client uses the operating
+            # system's key.
             key = self.config.seed, "update", order.round_number
             sources = [NoiseSource.from_seed(*key, client) for client in order.clients]
             sigma = order.noise_multiplier if self.mode.is_private else (0.0,) * len(order.clients)
@@ -201,8 +200,8 @@ class ClientPool:
     def shares(self, order: ChunkOrder) -> np.ndarray:
         """(1, parameters) int64: what the clients add to a secure sum, modulo 2⁶⁴; see `secagg.SharedSum`.
 
-        One client after the other: matrix products round differently when clients are stacked, and a sum must be
-        the same to the last bit whether its sellers live in one process or on machines of their own.
+        Clients are computed one after the other: matrix products round differently when clients are stacked, and a
+        sum must be the same to the last bit if its sellers are on machines of their own.
         """
         weights = torch.from_numpy(order.weights)
         total = np.zeros((1, order.weights.size), dtype=np.int64)
@@ -239,7 +238,7 @@ class ClientPool:
         return updates
 
     def _ordered(self, order: ChunkOrder, clients: tuple[int, ...]) -> ClientRecords:
-        """The records of some clients as they are looked at in this round."""
+        """The records of some clients, with inputs as they are used in this round."""
         records = self._records(clients)
         if order.sells_moments:
             rows = self.moments.rows(records.inputs)
@@ -259,7 +258,7 @@ class ClientPool:
         """The records of some clients, one after the other."""
         chosen = [self.parts[i] for i in clients]
         sizes = [part.stop - part.start for part in chosen]
-        # Neighbours' records lie side by side: a slice of them need not be copied.
+        # The records of neighbouring clients are adjacent, so a slice of them is not copied.
         side_by_side = all(one.stop == other.start for one, other in itertools.pairwise(chosen))
         persons = self.task.private.persons
         if side_by_side:
@@ -308,15 +307,16 @@ Argument = TypeVar("Argument")
 Built = TypeVar("Built")
 Work = TypeVar("Work")
 
-# What a worker process does with a piece of work; set once in each process by `_start`.
+# The function that a worker process applies to each piece of work; set once in each process by `_start`.
 _WORK: list[Callable[..., np.ndarray]] = []
 
 
 def process_context() -> BaseContext:
     """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
 
-    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
-    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
+    On Linux they are forked from a helper process that has imported torch and runs no threads. The first worker
+    takes as long as a fresh interpreter, every further one some hundredths of a second. Elsewhere each is a fresh
+    interpreter.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")

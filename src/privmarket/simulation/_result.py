@@ -1,4 +1,4 @@
-"""A finished run: what it reached, what it cost, what it did to each client; as JSON, tables, a figure, a model."""
+"""A finished run: its scores, its cost, and each client's sales; as JSON, tables, a figure, a model."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class RunResult:
         types: the clients' true (v, ε) in the last round.
         task: what was learned from whose records.
         scores: every score of the final model on the test records; None where there are none.
-        own_records: what the buyer's own records give for nothing; None where it has none.
-        whitening: the public map of inputs on which it was trained, made of bought or public moments; None where
-            inputs were as they are. `weights` are those of the task's own module all the same.
+        own_records: the models of the buyer's own records and their scores; None without such records.
+        whitening: the public map of inputs with which it was trained, made from bought or public moments; None
+            without. `weights` are those of the task's own module in either case.
     """
 
     config: FederationConfig
@@ -86,12 +86,12 @@ class RunResult:
 
     @property
     def score_before(self) -> float | None:
-        """The same score of the best model of the buyer's own records, bought for nothing; None without any."""
+        """The same score of the best model of the buyer's own records alone; None without such records."""
         return None if self.own_records is None else self.own_records.scores[self.task.score.name]
 
     @property
     def gain(self) -> float | None:
-        """How much better the score is than before, above 0 for better whatever its direction; None without it."""
+        """How much better the score is than before; positive is better. None without a score before."""
         before = self.score_before
         return None if before is None else self.task.score.gain(before, self.score)
 
@@ -132,7 +132,7 @@ class RunResult:
         return client_table(self)
 
     def statement(self, client: str) -> ClientStatement:
-        """What one client would be given: its sales, its pay, and what they add up to."""
+        """The statement of one client: its sales, its pay, and what they add up to."""
         place = self.task.place(client)
         row = self.client_rows[place]
         sold = self.sold_epsilon[:, place]
@@ -213,7 +213,7 @@ class RunResult:
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """Where each client stands in arrays."""
+        """Client → its place in arrays."""
         return {client: i for i, client in enumerate(self.task.clients)}
 
     @property
@@ -245,19 +245,19 @@ class RunResult:
 
 @dataclass(frozen=True)
 class ClientStatement:
-    """What a run did to one client.
+    """The sales, pay and privacy of one client in a run.
 
     Attributes:
         client: its name.
-        sales: of each round in which it sold: round (from 1), ε, and money.
+        sales: for each round in which it sold: round (from 1), ε, and money.
         paid: money in all.
         epsilon: what all its sales add up to at δ; None in a run without noise.
-        epsilon_if_others_collude: the same if every other seller of every round told the server its noise; None
-            under local trust, where it would change nothing.
+        epsilon_if_others_collude: the same if all other sellers tell the server their noise; None under local
+            trust, where that changes nothing.
         wallet_left: share of its wallet that is left; None without a limit.
         unit: what is protected.
         honest_share: of a round's sellers, on which `epsilon` rests under aggregate trust.
-        rounds_of_moments: so many of the first rounds sold moments of the inputs instead of updates.
+        rounds_of_moments: the number of first rounds that sold moments of the inputs instead of updates.
     """
 
     client: str
@@ -299,7 +299,7 @@ class ClientStatement:
 
 
 class ClientRow(TypedDict):
-    """What a run did to one client; None where there is nothing to state."""
+    """One client of a run; a field is None if there is nothing to state."""
 
     client: int
     name: str
@@ -378,9 +378,9 @@ def _epsilon_if_others_collude(result: RunResult) -> Array | None:
 
 
 def events_if_others_collude(result: RunResult) -> list[list[PrivacyEvent | None]] | None:
-    """For each round and client, its part of the round's noise as a release of its own; None where it sold nothing.
+    """For each round and client, a release with only its own part of the round's noise; None where it sold nothing.
 
-    None instead of a list for a run whose updates are private on their own, or not at all.
+    None instead of a list if the run's updates are private on their own, or not at all.
     """
     config = result.config
     if config.trust != "aggregate" or not config.privacy.is_private:
@@ -400,7 +400,7 @@ def events_if_others_collude(result: RunResult) -> list[list[PrivacyEvent | None
 
 
 def arithmetic_of(config: FederationConfig) -> str:
-    """In which arithmetic the run's releases are private: `exact`, or the warning that they are not."""
+    """The arithmetic in which the run's releases are private, `exact`, or the warning that they are not."""
     exact = config.training.arithmetic == "exact" or config.trust == "aggregate"
     return "exact" if exact else f"float: {FLOAT_WARNING}"
 
@@ -460,7 +460,7 @@ def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
 
 
 def _statistics_row(result: RunResult) -> dict[str, object]:
-    """What whitened the inputs, and what that cost; it is part of the totals, too."""
+    """How inputs were whitened and what that cost; the cost is also part of the totals."""
     sale = result.records[: result.rounds_of_moments]
     row: dict[str, object] = {
         "kind": result.config.statistics,
@@ -485,12 +485,12 @@ def _round_row(record: RoundRecord, *, by_accuracy: bool) -> dict[str, object]:
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
-    """The largest that is stated; None where none is."""
+    """The largest of the values that are not None; None if there are none."""
     return max((value for value in values if value is not None), default=None)
 
 
 def model_card(result: RunResult) -> dict[str, object]:
-    """What the card of a run's model says, as JSON data."""
+    """The card of a run's model, as JSON data."""
     task = result.task
     config = result.config
     return {
@@ -511,7 +511,7 @@ def model_card(result: RunResult) -> dict[str, object]:
 
 
 def privacy_of(result: RunResult) -> dict[str, object]:
-    """What the run cost its clients: the worst client's certificate, and what it rests on."""
+    """The privacy that the run cost: the certificate of the client that released most, and its assumptions."""
     config = result.config
     said: dict[str, object] = {
         "unit": result.task.unit,

@@ -1,9 +1,8 @@
-"""What the server does with the sellers' updates: it weighs them, adds them up, and moves the global model.
+"""The server's part of training: it weighs the sellers' updates, adds them up, and moves the global model.
 
-An update is a sum over a client's records divided by a *public* number of records, so it already counts
-larger clients for more, and its noise depends on ε alone. Weights here multiply those updates. The server's
-momentum and its average over the last rounds' weights only see what clients already released, so they cost no
-privacy.
+An update is a sum over a client's records divided by a *public* number of records, so larger clients already count
+for more, and its noise depends on ε alone. Weights here multiply those updates. The server's momentum and its
+average over the last rounds' weights use only what clients released, so they cost no privacy.
 
 Implements: α ∝ ε of Algorithm 2 of [Sun2026]; inverse variance; the weights that minimise the error of P2.
 Deviation: ε² is what minimises the variance; ε is kept as the paper's rule.
@@ -64,7 +63,7 @@ def seller_weights(
     elif scheme == "epsilon-squared":
         raw = np.where(sells, 1.0 / noise**2, 0.0)
     else:
-        # P2 weighs clients' means; divided by the relative size that is a weight of their sums.
+        # P2 weighs the clients' means; divided by the relative size this is a weight of their sums.
         relative_size = auction.bids.data_share * auction.bids.clients
         raw = (objective or AggregationError()).optimal_weights(epsilon, auction.bids) / relative_size
     return np.asarray((raw / raw.sum())[sells])
@@ -73,7 +72,7 @@ def seller_weights(
 def aggregate(weights: Array, updates: np.ndarray) -> np.ndarray:
     """Σ α_i·update_i in float64, returned as float32. Shapes: (clients,), (clients, parameters)."""
     total = np.zeros(updates.shape[1])
-    # A few clients at a time: a float64 copy of all updates would double what a round needs.
+    # A few clients at a time: a float64 copy of all updates would double the memory of a round.
     for first in range(0, len(updates), _CLIENTS_AT_ONCE):
         some = slice(first, first + _CLIENTS_AT_ONCE)
         total += weights[some] @ updates[some].astype(np.float64)
@@ -96,7 +95,7 @@ def simulated_sum(
     Args:
         noise_multiplier, records, clip_norm, parameters, honest_share: as for `SharedSum.plan`.
         sellers: how many there are.
-        seed: names run and round; it stands for the randomness that real sellers make together.
+        seed: names run and round; it replaces the randomness that real sellers generate together.
     """
     cohorts = deal_places(sellers, seed.encode(), largest_cohort) if sellers else None
     return SharedSum.plan(
@@ -109,13 +108,13 @@ def simulated_sum(
     )
 
 
-# The server takes the average as it is.
+# The plan of a server that takes the plain average.
 PLAIN_AVERAGE = TrainingPlan(momentum=0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """Weights that are sent out, the running direction, and the averaged weights; (parameters,) each."""
+    """The weights that are sent out, the momentum, and the averaged weights; (parameters,) each."""
 
     weights: Tensor
     direction: Tensor
@@ -135,5 +134,5 @@ class ServerState:
         return ServerState(weights, direction, averaged)
 
     def tested(self, plan: TrainingPlan) -> Tensor:
-        """(parameters,) the model that is tested and kept: averaged over rounds where the plan says so."""
+        """(parameters,) the model that is tested and kept: averaged over rounds if the plan says so."""
         return self.averaged if plan.averaging > 0 else self.weights
