@@ -3,14 +3,14 @@
 - `server_app`, `client_app`: a whole market as a Flower app, from a model and data or from a task.
 - `AuctionStrategy`, `WalletMod`: the market around an app that you have; one wraps its strategy, the other its
   client.
-- `GuardMod`, `average_privately`: privacy without a market. One mod lets out of a site only what its policy allows.
-- `train_privately`, `train_arrays_privately`: what an app calls to train on clipped records, with torch or without.
-- `MarketSettings`, `MarketResult`: what a run is told, and what it came to.
+- `GuardMod`, `average_privately`: privacy without a market. A mod lets a site release only what its policy allows.
+- `train_privately`, `train_arrays_privately`: private training inside an app, with torch or without.
+- `MarketSettings`, `MarketResult`: the settings of a run, and its result.
 - `run_in_process`, `InProcessGrid`: a run without an engine, in one process.
 - `federation_server`, `federation_client`: a run of `pm.simulation` on Flower's engines, with the same outcome.
 
-Begin reading with `_server.py` (the buyer's side of a round) and `_seller.py` (what a client does and refuses);
-`_wire.py` lists the messages between them. A client that only bids loads no torch.
+To read the code, begin with `_server.py` (the buyer's side of a round) and `_seller.py` (what a client does and
+refuses); `_wire.py` lists the messages between them. A client that only bids loads no torch.
 """
 
 from privmarket._lazy import attach

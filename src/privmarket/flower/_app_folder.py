@@ -47,12 +47,12 @@ def run_app(
 ) -> ResultJson:
     """Runs the app in `folder` and returns its result.
 
-    Settled rounds are kept in `out` until the run has ended: the same call goes on behind them.
+    Settled rounds are kept in `out` until the run has ended, so that the same call continues after them.
 
     Args:
         settings: values for keys of the app's `[tool.flwr.app.config]`.
-        out: where Flower's home, logs and the result go.
-        model_out: where the model goes, a .safetensors file.
+        out: the folder for Flower's home, logs and the result.
+        model_out: a .safetensors file for the model.
     """
     if engine not in ENGINES:
         raise UnknownNameError.among("engine", engine, ENGINES)
@@ -69,7 +69,7 @@ def run_app(
                 f"unknown setting {name!r}", f"{guess}choose from [tool.flwr.app.config] in {project}"
             )
     out.mkdir(parents=True, exist_ok=True)
-    # What the server app writes, and where: told by its environment, so that no line of the app is needed for it.
+    # Passed in the environment, so that the app needs no code for writing its result.
     variables = {RESULT_VARIABLE: str((out / "result.json").absolute())}
     if model_out is not None:
         variables[MODEL_VARIABLE] = str(model_out.absolute())
@@ -87,7 +87,7 @@ def run_app(
 
 
 class StoppedError(PrivmarketError):
-    """A run that was interrupted; `result` is what its settled rounds came to, None if there are none."""
+    """A run that was interrupted; `result` is the result of its settled rounds, None if there are none."""
 
     code = "stopped"
 
@@ -97,7 +97,7 @@ class StoppedError(PrivmarketError):
 
 
 def _settled(out: Path) -> tuple[str, ResultJson | None]:
-    """What a stopped run left: a line, and the result of its settled rounds, which is also written to `out`."""
+    """A message, and the result of a stopped run's settled rounds, which is also written to `out`."""
     place = partial_path(out / "result.json")
     if not place.exists():
         return "stopped before a round was settled", None
@@ -140,7 +140,7 @@ def _run_on(
             result = running.run(folder.absolute(), settings, timeout_seconds=timeout_seconds)
         finally:
             text = told.read_text(encoding="utf-8") if told.exists() else ""
-            # Flower runs a copy of the app, in its own home: what the user can mend lies in `folder`.
+            # Flower runs a copy of the app in its own home; messages name the user's files, in `folder`.
             found = failures.in_logs([re.sub(r"\S*/flwr-home/apps/[^/]+/", f"{folder}/", text)])
             _log_failures(found)
     return _with_failures(result, found)
@@ -148,7 +148,7 @@ def _run_on(
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables inside the block, and what stood there before afterwards."""
+    """A context with these environment variables; afterwards the previous ones are restored."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -225,7 +225,7 @@ def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunC
 
 @contextmanager
 def _lines_of(folder: Path) -> Iterator[None]:
-    """Inside the block, an error that the app's own files led to begins with their innermost line."""
+    """A context in which errors raised by the app's own files begin with the innermost line of these."""
     try:
         yield
     except PrivmarketError as error:

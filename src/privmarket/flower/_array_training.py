@@ -27,8 +27,8 @@ def train_arrays_privately(
 
     Args:
         message: the message that the app was called with.
-        context: its node's.
-        arrays: the weights that the message brought, by name; not changed.
+        context: of its node.
+        arrays: the weights in the message, by name; not changed.
         gradients: the gradient of each record's loss, see `Gradients`. A record's gradient may depend on that
             record and the weights only.
         records: how many records the client holds.

@@ -1,12 +1,12 @@
-"""A run that is stopped and goes on: its settled rounds in one file, and an orderly answer to Ctrl-C.
+"""Stopping and continuing a run: its settled rounds are kept in a file, and Ctrl-C ends after the current round.
 
-The file is written after every settled round and removed with the result. A run that finds it, with the same
-settings and the same model, continues behind its last round: with its weights, its records, what every client has
-released, and the receipts that clients have not been given yet.
+The file is written after every settled round and removed when the result is written. A run that finds the file,
+with the same settings and the same model, continues after its last round, with its weights, its records, what every
+client has released, and the receipts that clients have not received yet.
 
-A round that is cut off in the middle leaves sellers that have spent ε and were not paid, and who then refuse this
-buyer. So the first Ctrl-C lets `privmarket flower run` settle the round in progress (it leaves a file that the
-server looks for after each round); the second ends at once.
+If a round is interrupted, sellers have spent ε without being paid, and then refuse this buyer. So the first Ctrl-C
+lets `privmarket flower run` settle the current round (it creates a file that the server looks for after each
+round); the second ends at once.
 """
 
 from __future__ import annotations
@@ -39,23 +39,22 @@ _PREFIX = "array:"
 
 
 def partial_path(result: Path) -> Path:
-    """Where the settled rounds of an unfinished run are kept: `result.partial.npz` beside `result.json`."""
+    """The file with the settled rounds of an unfinished run: `result.partial.npz` beside `result.json`."""
     return result.with_suffix(".partial.npz")
 
 
 @dataclass(frozen=True, eq=False)
 class SettledRounds:
-    """What a stopped run leaves.
+    """The settled rounds of a run that was stopped.
 
     Attributes:
         settings: of the run, as JSON data.
         records: one per settled round.
-        arrays: the model, and the server's momentum and average where it has them.
+        arrays: the model, and the server's momentum and average if it has them.
         releases: (name of a sale, client → release), in order.
-        receipts: client → what it has not been told yet.
+        receipts: client → the receipt that it has not received yet.
         declared: mean number of records that clients declared in the first round.
-        cohorts: round → to how many secure sums its sellers were dealt; under aggregate trust.
-    """
+                cohorts: round → the number of its secure sums; under aggregate trust."""
 
     settings: Mapping[str, object]
     records: tuple[RoundRecord, ...]
@@ -119,13 +118,13 @@ def _event(told: Mapping[str, Any]) -> PrivacyEvent:
 
 
 def found(path: Path | None, settings: MarketSettings, arrays: Mapping[str, np.ndarray]) -> SettledRounds | None:
-    """The rounds that a stopped run with these settings left; None where there are none.
+    """The settled rounds of a stopped run with these settings; None if there are none.
 
     Args:
-        arrays: of the model that is to be trained; a file of another model is refused.
+        arrays: of the model to be trained; a file of another model is refused.
 
     Raises:
-        CheckpointError: the file is of other settings or of another model.
+        CheckpointError: the file is from other settings or another model.
     """
     if path is None or not path.exists():
         return None
@@ -157,7 +156,7 @@ def stop_asked() -> bool:
 
 @contextmanager
 def orderly_stop(place: Path) -> Iterator[None]:
-    """Inside the block the first Ctrl-C leaves the file `place`, and the second is an ordinary one."""
+    """A context in which the first Ctrl-C creates the file `place`; the second has its ordinary effect."""
     place.unlink(missing_ok=True)
     if threading.current_thread() is not threading.main_thread():
         yield

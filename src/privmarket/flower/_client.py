@@ -86,34 +86,36 @@ def client_app(
     """A Flower `ClientApp` that sells ε.
 
     Args:
-        train: does the training and adds the noise. Or give `model` and `data`, and both are done for you.
-        train_many: as `train`, for clients that share a process on an in-process grid; without mods only.
+        train: trains and adds the noise. With `model` and `data` instead, both are done for you.
+        train_many: like `train`, for clients that share a process on an in-process grid; only without mods.
         model: makes the `torch.nn.Module` that is trained, any that can be trained record by record.
-        data: the client's (inputs, labels), first axis records, or its `DataLoader`; (inputs, labels, persons)
-            where the policy's unit is a person: whose record each is, whole numbers ≥ 0.
+        data: gives the client's (inputs, labels), first axis records, or its `DataLoader`; if the policy's unit is
+            a person, (inputs, labels, persons), with the person of each record as a whole number ≥ 0.
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
         task: instead of `model`, `data` and `loss`, a task or a function that makes one: node i is its i-th client.
             For runs on one machine, and for tables that every node holds: a task knows all clients' records.
         valuation: money asked per unit of ε, a number or a function of the node's context.
-        epsilon: the most ε on offer in a round. Left out, what the wallet allows; 1 where it is unlimited.
+        epsilon: the most ε on offer in a round; by default what the wallet allows, and 1 if it is unlimited.
         data_size: declared number of records; public.
-        offer: instead of the three, what to offer in a round.
-        policy: what the client accepts, or the file that says so (`privmarket seller policy` prints one). Without
-            one the defaults of `SellerPolicy` hold; `epsilon` is the most in a sale, `wallet` the most in all.
+        offer: instead of these three, a function that makes the offer of a round.
+        policy: what the client accepts, or its file (`privmarket seller policy` prints one). Without a policy the
+            defaults of `SellerPolicy` hold, with `epsilon` as the most in a sale and `wallet` as the most in all.
         wallet: the most ε in a lifetime, kept in a file per node, see `docs/how-to/flower.md`; or a wallet, or
-            a function of the node's context that makes one. Left out, the policy's;
-            "unlimited" sells without limit and remembers nothing, and must be written out.
-        spread: keep enough in the wallet to sell as much in all rounds to come; else offer all that is left.
+            a function of the node's context that makes one. By default the policy's. "unlimited" sells without a
+            limit and keeps no record of sales.
+        spread: keep enough in the wallet to sell as much in all later rounds; otherwise offer all that is left.
         name: the client's name in the market; its `partition-id` unless given.
         broker: connects to the broker that holds the auction, with the client's own token.
-        noise_seed: for simulations only: whoever knows the seed knows the noise. None draws from the system.
+        noise_seed: for simulations only: whoever knows the seed knows the noise. With None, noise is keyed by the
+            operating system.
         secure_aggregation: updates leave masked, by `privmarket.secagg`; without further mods. Needed for aggregate
             trust. The client's state of its secure sums is a file beside its wallet.
-        share: how to train for aggregate trust, beside a `train` of your own; done for you with `model` and `data`.
-        identity: this client's registered signing key; it signs its keys of a secure sum with it. With a broker,
-            the key that it bids with unless given.
-        parties: the public keys of all sellers of the round, from a register of your own; a secure sum of others,
-            or of a part of them, is refused. With a broker, the keys of the round's sellers there unless given.
+        share: training for aggregate trust, together with a `train` of your own; not needed with `model` and
+            `data`.
+        identity: this client's registered signing key, which signs its keys of a secure sum. By default, with a
+            broker, the key that it bids with.
+        parties: the public keys of all sellers of the round, from a list of your own; a secure sum of others, or of
+            a part of them, is refused. By default, with a broker, the keys of the round's sellers there.
         mods: further Flower mods.
     """
     require_maker("client_app", "model", model)
@@ -180,13 +182,13 @@ def rules_and_wallet(
     name: Callable[[Context], str],
     secure_aggregation: bool = False,
 ) -> tuple[SellerPolicy, Callable[[Context], WalletOfClient]]:
-    """A client's policy, and where its wallet is.
+    """A client's policy, and a function that finds its wallet.
 
     Raises:
         ConfigurationError: neither names a limit, or the wallet holds more than the policy allows.
     """
     if policy is None:
-        # Under secure aggregation each update may still carry all of its own noise: that is local trust, masked.
+        # Under secure aggregation each update may still have all of its own noise: local trust, with masks.
         trust: tuple[Trust, ...] = TRUSTS if secure_aggregation else ("local",)
         rules = SellerPolicy(epsilon_per_sale=math.inf, epsilon_lifetime=math.inf, trust=trust)
         if wallet is None:
@@ -225,7 +227,7 @@ def _wallet_place(context: Context, client: str) -> Path:
 def most_epsilon(
     epsilon: PerClient | None, wallet: WalletChoice, policy: SellerPolicy | Path | str | None
 ) -> PerClient:
-    """The most ε on offer in a round: as given, else whatever policy and wallet allow, else 1."""
+    """The most ε on offer in a round: as given, else as policy and wallet allow, else 1."""
     if epsilon is not None:
         return epsilon
     return math.inf if wallet != UNLIMITED or policy is not None else 1.0
@@ -243,7 +245,7 @@ def fixed_offer(valuation: PerClient, epsilon: PerClient, data_size: PerClient =
 
 @dataclass(eq=False)
 class ModuleTraining:
-    """Private training of any module; torch is imported when the first sale comes in, not for bids."""
+    """Private training of any module; torch is imported with the first sale, not for bids."""
 
     model: Callable[[], nn.Module]
     data: RecordsOf
@@ -261,10 +263,10 @@ class ModuleTraining:
         return int(np.shape(self._columns(context)[1])[0])
 
     def _columns(self, context: Context) -> tuple[Column, Column, Column | None]:
-        """Inputs, labels, and whose records they are or None, from whatever the client's own function returns.
+        """Inputs, labels, and persons or None, from the result of the client's own function.
 
         Raises:
-            PolicyRefusal: `app` where the function fails, `records` where it returns something else.
+            PolicyRefusal: `app` if the function fails, `records` if it returns something else.
         """
         try:
             found = self.data(context)
@@ -279,7 +281,7 @@ class ModuleTraining:
         return training.private_module_share(self.model(), weights, inputs, labels, job, grid, self.loss, persons)
 
     def check(self, weights: Arrays, job: Job, policy: SellerPolicy) -> None:
-        """Refuses what could not be trained, before anything is reserved: weights, model, records, noise.
+        """Refuses weights, models, records or noise that cannot be used, before anything is reserved.
 
         Raises:
             PolicyRefusal: `weights`, `model`, `records` or `noise`.

@@ -1,4 +1,4 @@
-"""Training settings that nobody gave, chosen from public numbers alone: what was sold, and to how many weights.
+"""Default training settings, chosen from public numbers alone: what was sold, and for how many weights.
 
 Let T rounds take k full-batch steps each, S = T·k in all, with step size r and clip norm C. Without noise the
 weights travel at most L = S·r·C: the *path*. Seller i adds noise of deviation σ_i·C to each sum, the server weighs
@@ -6,12 +6,12 @@ its update by α_i, and sums are divided by the expected batch b. With d weights
 
     √S · r·C · √d · √(Σ α_i²·σ_i²) / b  =  L · ρ,      ρ = √d · √(Σ α_i²·σ_i²) / (b·√S).
 
-A sale of ε over k steps has σ ∝ √k, so ρ does not depend on how finely the path is divided: more steps make it
-smoother and cost time, not privacy. What is to be chosen is the path. It is `PATH`, or shorter where the model is
-small (`PATH_PER_ROOT`·√d), where the noise would carry it further than `DRIFT`, or where single steps would be
-longer than `LONGEST_STEP`.
+A sale of ε over k steps has σ ∝ √k, so ρ does not depend on the number of steps: more steps make the path smoother
+and cost time, not privacy. So only the length of the path is chosen. It is `PATH`, or less if the model is small
+(`PATH_PER_ROOT`·√d), if the noise would move the model further than `DRIFT`, or if single steps would be longer
+than `LONGEST_STEP`.
 
-These numbers and the number of steps were chosen on Fashion-MNIST and on scikit-learn's digits, with networks
+These constants and the number of steps were chosen on Fashion-MNIST and on scikit-learn's digits, with networks
 like that of Flower's PyTorch template. Records of sellers are never used.
 """
 
@@ -38,18 +38,18 @@ PATH = 240.0
 PATH_PER_ROOT = 5.0
 DRIFT = 22.0
 LONGEST_STEP = 2.4
-# Noise so many times as long as the longest update: the server says so before anyone is paid.
+# If the noise is this many times as long as the longest update, the server warns before anyone is paid.
 LOUD = 5.0
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What the orders of a round say about training.
+    """The training settings in the orders of a round.
 
     Attributes:
-        learning_rate, expected_batch: given, or chosen here.
-        noise_ratio: the length of the noise on the round's average over the longest that the average without noise
-            can be. Above 1 a single round tells little; many rounds may still tell something.
+        learning_rate, expected_batch: as given, or chosen here.
+        noise_ratio: the length of the noise on the round's average over the largest possible length of the average
+            without noise. Above 1 a single round contributes little; many rounds may still help.
     """
 
     learning_rate: float
@@ -58,7 +58,7 @@ class RoundPlan:
 
 
 def steps_for(trust: str, noise: str = "records") -> int:
-    """Noisy steps in a round: one where nobody may see single steps, or where whole updates are clipped."""
+    """Noisy steps in a round: one under aggregate trust, or if whole updates are clipped."""
     return 1 if trust == "aggregate" or noise == "update" else STEPS
 
 
@@ -76,8 +76,8 @@ def plan_round(
     Args:
         parameters: trainable weights of the model.
         declared: mean number of records that clients declare.
-        server_gain: how much further the server carries the model than the average update says.
-        noise: "records", or "update" where clients clip whole updates.
+        server_gain: the factor by which the server's optimiser moves the model further than the average update.
+        noise: "records", or "update" if clients clip whole updates.
     """
     batch = settings.expected_batch
     if batch is None:
@@ -94,7 +94,7 @@ def plan_round(
         longest = min(PATH, PATH_PER_ROOT * math.sqrt(parameters), LONGEST_STEP * steps)
         path = min(longest, DRIFT / max(drift, 1e-12))
         rate = path / (steps * settings.clip_norm * server_gain)
-        # Three digits: a number that is printed and sent is the number that is used.
+        # Three digits, so that the printed and sent number is the number that is used.
         rate = float(f"{rate:.3g}")
     return RoundPlan(rate, batch, ratio)
 
@@ -116,7 +116,7 @@ def _noise_per_step(settings: MarketSettings, cleared: Round, parameters: int) -
 
 
 def optimiser_gain(rate: float, momentum: float, rounds: int, final_rate: float = 1.0) -> float:
-    """How much further a server with momentum carries the model than the sum of all updates, over a whole run.
+    """The factor by which a server with momentum moves the model further than the sum of all updates, in a run.
 
     An update of round t of T counts (1 − m^(T − t))/(1 − m) times, t from 0; the rate falls linearly.
     """

@@ -1,7 +1,7 @@
 """Flower's own engines on this machine: a SuperLink, SuperNodes or the Ray simulation, started, used and ended.
 
-Everything stays in one folder: Flower's home, its logs, the result. Telemetry and update checks are off, nothing is
-installed at run time, and only loopback addresses are used. Meant for tests, rehearsals and first steps; a real
+Flower's home, its logs and the result stay in one folder. Telemetry and update checks are off, nothing is installed
+at run time, and only loopback addresses are used. This is meant for tests, rehearsals and first steps; a real
 deployment starts the same programs with TLS and node keys.
 """
 
@@ -34,13 +34,13 @@ _STOP_SECONDS = 5.0
 _TAIL_LINES = 12
 _ACTIVATED = "Activated node_id="
 _FINISHED = re.compile(r"Finished task \d+ of run|Run is finished")
-# Flower takes away the token of a server app that sent no sign of life for two of its intervals, and ends the run.
+# Flower revokes the token of a server app that sent no heartbeat for two of its intervals, and ends the run.
 _GIVEN_UP = "task-token authentication failed"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class EngineError(PrivmarketError):
-    """An engine that did not start, or a run that did not end well; `evidence` is what its processes wrote."""
+    """An engine that did not start, or a run that failed; `evidence` is the output of its processes."""
 
     code = "bad-engine"
 
@@ -58,7 +58,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     Args:
         folder: where everything is kept.
-        nodes: how many nodes; processes of their own, or virtual ones where `simulation` is set.
+        nodes: how many nodes; separate processes, or virtual ones if `simulation` is set.
         simulation: whether Flower's simulation (Ray) runs the clients.
         environment: further variables for all processes.
         start_seconds: how long SuperLink, nodes and `flwr run` may take to start.
@@ -168,15 +168,15 @@ class Engine(AbstractContextManager["Engine"]):
         self._run = started[1]
 
     def await_result(self, result: Path, timeout_seconds: float) -> ResultJson:
-        """What the server wrote, once it is there.
+        """Waits for the result that the server writes.
 
-        A run that ends without a result, or does not end in time, is an error that shows what its processes wrote.
+        A run that ends without a result, or does not end in time, raises an error with the output of its processes.
         """
         end = time.monotonic() + timeout_seconds
         ended = given_up = False
         while not result.exists():
             self._check_link()
-            # Looked for again after the run has ended: the result is written shortly before.
+            # Checked again after the run has ended: the result is written shortly before.
             if ended:
                 raise EngineError("the run ended without a result", self._all_logs(), self.evidence())
             if given_up:
@@ -194,7 +194,7 @@ class Engine(AbstractContextManager["Engine"]):
         return found
 
     def ended_alone(self) -> dict[str, int]:
-        """Name → exit code of the processes that ended although nobody here ended them."""
+        """Name → exit code of the processes that ended by themselves."""
         codes = {name: process.poll() for name, process in list(self._processes.items())}
         return {name: code for name, code in codes.items() if code is not None}
 
@@ -209,13 +209,13 @@ class Engine(AbstractContextManager["Engine"]):
         return "\n".join(parts)
 
     def tail(self, name: str) -> str:
-        """The end of what a process wrote, with the file's name."""
+        """The end of a process's log, with the file's name."""
         return f"{name}.log ends:\n{_last_lines(self.log(name))}"
 
     def stop(self) -> None:
         """Ends every process that this engine started."""
         for name in reversed(self._processes):
-            # The SuperLink gets time to end a simulation; nodes keep nothing that a sudden end could spoil.
+            # The SuperLink gets time to end a simulation; a sudden end does not harm nodes.
             self._kill(self._processes[name], signal.SIGTERM if name == "superlink" else signal.SIGKILL)
         self._processes.clear()
 
@@ -336,14 +336,14 @@ def write_app(folder: Path, code: str, config: Mapping[str, UserConfigValue]) ->
 
 
 def _last_lines(text: str) -> str:
-    """The last lines that say something, without colours and frames, indented."""
+    """The last lines that are not empty, without colours and frames, indented."""
     plain = [re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]+", "", line).rstrip() for line in text.splitlines()]
     said = [line for line in plain if line and not line.endswith(": ") and not re.fullmatch(r"[A-Z]+ *:", line)]
     return "\n".join(f"  {line}" for line in said[-_TAIL_LINES:]) or "  (nothing)"
 
 
 def _die_with_parent() -> None:
-    """Linux ends this process when the one that started it is gone, however it went."""
+    """Makes Linux end this process when its parent has ended, for whatever reason."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
@@ -352,7 +352,7 @@ _given_ports: set[int] = set()
 
 
 def _free_port() -> int:
-    """A port that was not given before: whom it was given to may not listen on it yet."""
+    """A free port that this process has not handed out before, since its user may not listen on it yet."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
-"""What went wrong in a client, told to the client's owner: the error, and the line of the owner's own file.
+"""Errors of a client for its owner: the error, and the line of the owner's own file.
 
-A server hears one word (`privacy._policy.Reason`). The owner of a client finds the whole story in the client's log.
-Where client and user are the same person, in one process or in processes that `privmarket flower run` started, the
-first error of each client is repeated at the end of the run.
+A server gets one word (`privacy._policy.Reason`). The owner of a client finds the details in the client's log. If
+client and user are the same person, in one process or in processes that `privmarket flower run` started, the first
+error of each client is repeated at the end of the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from privmarket.errors import PrivmarketError
 LOGGER = "privmarket.client"
 _RUN_OUTPUT = "flwr.privmarket"
 # In the environment of clients that `privmarket flower run` started: a file for the first line of each error.
-# Flower's simulation throws away what its workers write to their own output.
+# Flower's simulation discards the output of its workers.
 FILE_VARIABLE = "PRIVMARKET_FAILURES"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MARK = "client failure: "
@@ -33,8 +33,8 @@ _LONGEST = 400
 def own_line(error: BaseException) -> str:
     """`file.py, line 12, in train`: the innermost line of the owner's own code on the way to an error.
 
-    Code of this package, of Python and of installed packages is passed over. Causes are followed, because an error
-    may have been turned into a refusal on its way. Empty where no line of the owner's code took part.
+    Code of this package, of Python and of installed packages is skipped. Causes are followed, because an error may
+    have been turned into a refusal. Empty if no line of the owner's code is involved.
     """
     chain: list[BaseException] = []
     one: BaseException | None = error
@@ -49,7 +49,7 @@ def own_line(error: BaseException) -> str:
 
 
 def story(error: BaseException) -> str:
-    """An error in one line: where in the owner's code, which error, and what it says."""
+    """An error in one line: the place in the owner's code, the kind of error, and its message."""
     root = error
     while root.__cause__ is not None and not isinstance(root, PrivmarketError):
         root = root.__cause__
@@ -61,7 +61,7 @@ def story(error: BaseException) -> str:
 
 
 def marked(client: str, error: BaseException) -> str:
-    """The line of a client's log from which `in_logs` finds the error again."""
+    """The line of a client's log that `in_logs` finds."""
     line = f"{_MARK}{client}: {story(error)}"
     place = os.environ.get(FILE_VARIABLE)
     if place:
@@ -71,7 +71,7 @@ def marked(client: str, error: BaseException) -> str:
 
 
 def in_logs(texts: Iterable[str]) -> dict[str, str]:
-    """client → its first error, out of what processes of one's own wrote."""
+    """Client → its first error, from the logs of one's own processes."""
     found: dict[str, str] = {}
     for text in texts:
         for line in text.splitlines():
@@ -83,7 +83,7 @@ def in_logs(texts: Iterable[str]) -> dict[str, str]:
 
 
 class _Collector(logging.Handler):
-    """Keeps the first marked line of each client. Other warnings, as of NaN records, go to the run's output."""
+    """Keeps the first marked line of each client. Other warnings, e.g. of NaN records, go to the run's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def collected() -> Iterator[dict[str, str]]:
-    """Inside the block, client → its first error, for clients that live in this process."""
+    """A context that collects client → its first error, for clients in this process."""
     collector = _Collector()
     logger = logging.getLogger(LOGGER)
     logger.addHandler(collector)
@@ -112,7 +112,7 @@ def collected() -> Iterator[dict[str, str]]:
 
 
 def summary_lines(found: dict[str, str]) -> list[str]:
-    """One line per error, with the clients that met it."""
+    """One line per error, with the clients that had it."""
     clients: dict[str, list[str]] = {}
     for client, text in found.items():
         clients.setdefault(text, []).append(client)

@@ -1,7 +1,7 @@
 """A configured federated run on Flower: the same clients, types, records and noise as the plain simulation.
 
-With one seed, `simulation.run(config)` and these apps on any engine clear the same auctions to the micro-unit: who
-a client is follows from its partition, never from who answers first.
+With one seed, `simulation.run(config)` and these apps on any engine clear the same auctions to the micro-unit: a
+client is identified by its partition, not by the order of answers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
             epsilon_lifetime=math.inf,
             delta=config.delta,
             trust=TRUSTS,
-            # A simulated client takes what the run's own configuration says, and waits for a table if it must.
+            # A simulated client accepts the run's own configuration, and builds a noise table if it needs one.
             schedules=((config.training.sampling_rate, config.training.steps),),
             steps=config.training.steps,
             unpaid_epsilon=math.inf,
@@ -132,7 +132,7 @@ def _offer(config: FrozenConfig, terms: Terms, context: Context) -> Offer | None
 
 @dataclass(frozen=True)
 class _PoolShares:
-    """What a simulated client adds to a secure sum: the simulation's integers."""
+    """A simulated client's integers for a secure sum, as in the simulation."""
 
     config: FrozenConfig
 
@@ -155,7 +155,7 @@ class _PoolShares:
 
 
 def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
-    """What each client releases; the same bits whether clients train alone or together."""
+    """The release of each client; the same bits if clients train alone or together."""
     clients = _pool(config)
     updates = []
     for at in range(0, len(jobs), clients.chunk):

@@ -1,7 +1,7 @@
-"""The server's view of its clients: who answers to which name, what they offer, what they deliver.
+"""The server's view of its clients: their names, offers and deliveries.
 
-A name belongs to the node that first bid under it for as long as that node is there, so no client is paid twice and
-none under another's name. Every client's message is its own; only the weights are shared.
+A name belongs to the node that first bid under it, as long as that node is connected, so no client is paid twice or
+under another's name. Every client gets a message of its own; only the weights are shared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from privmarket.rounds import Offer, Report, Terms
 _log = logging.getLogger("privmarket.flower")
 
 NO_ANSWER = "no answer before the deadline"
-RECEIPT_SECONDS = 60.0  # how long to wait until clients have taken their last receipts
+RECEIPT_SECONDS = 60.0  # seconds to wait until clients have received their last receipts
 _POLL_SECONDS = 0.2
 _NAMING_VALUES = 1024
 _KEY_BYTES = 32
@@ -33,10 +33,10 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True, eq=False)
 class Delivery(Report):
-    """What came back for a sale: an update, or why there is none.
+    """The answer to an order: an update, or the reason why there is none.
 
     Attributes:
-        update: the arrays; None where nothing usable came.
+        update: the arrays; None if nothing usable came.
     """
 
     update: Arrays | None = None
@@ -49,17 +49,17 @@ class Fleet:
     Attributes:
         bid_seconds: how long to wait for bids.
         chosen: the nodes to ask for bids; None asks all.
-        receipts: client → what became of its last delivery; told with the next call for bids.
+        receipts: client → the receipt of its last delivery, sent with the next call for bids.
         node_of: client → the node that bids for it.
         sum_keys: client → the key with which it signs in secure sums, as it answered the last call for bids.
         key_owner: such a key → the client that sent it first.
-        needs_keys: whether an offer without such a key is none.
-        seen: digests of updates that were delivered; the same one is never taken again.
+        needs_keys: whether offers without such a key are ignored.
+        seen: digests of delivered updates; none of them is accepted again.
         declined: client → why it did not bid in the last round, in policy terms.
-        bid_errors: what nodes that failed at a call for bids said.
+        bid_errors: the errors of nodes that failed at a call for bids.
         waited_seconds: how long each call for bids took.
-        last_offers: what everybody offered in the last round, also offers that the auction left out.
-        late_receipts: client → a receipt that a stopped run left; told to the client when it answers again.
+        last_offers: all offers in the last round, including those that the auction left out.
+        late_receipts: client → a receipt from a stopped run, sent when the client answers again.
     """
 
     grid: Grid
@@ -78,7 +78,7 @@ class Fleet:
     late_receipts: dict[str, Receipt] = field(default_factory=dict)
 
     def wait(self, nodes: int, timeout_seconds: float) -> int:
-        """Waits until so many nodes are there; returns how many are."""
+        """Waits until this many nodes are connected; returns how many are."""
         end = time.monotonic() + timeout_seconds
         while (there := len(list(self.grid.get_node_ids()))) < nodes and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
@@ -109,14 +109,14 @@ class Fleet:
             if client is not None and client not in answers:
                 answers[client] = offer
         self.waited_seconds.append(time.perf_counter() - started)
-        # Client 2 before client 10, and names after numbers: never by who answered first.
+        # Client 2 before client 10, and names after numbers, not in the order of answers.
         order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
         self.last_offers = {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
         self._send_late_receipts(terms)
         return dict(self.last_offers)
 
     def _send_late_receipts(self, terms: Terms) -> None:
-        """Tells clients that are here again what a stopped run still owed them."""
+        """Sends clients that are connected again the receipts of a stopped run."""
         due = {client: one for client, one in self.late_receipts.items() if client in self.node_of}
         if due:
             self._send(due, terms, RECEIPT_SECONDS)
@@ -145,7 +145,7 @@ class Fleet:
         return {client: taken.get(client, Delivery(fault=NO_ANSWER)) for client in sales}
 
     def send_receipts(self, terms: Terms, timeout_seconds: float) -> None:
-        """Tells each client what became of its last delivery; who does not answer is not waited for longer."""
+        """Sends each client the receipt of its last delivery, and waits for answers at most until the timeout."""
         self._send(self.receipts, terms, timeout_seconds)
 
     def _send(self, receipts: Mapping[str, Receipt], terms: Terms, timeout_seconds: float) -> None:
@@ -183,7 +183,7 @@ class Fleet:
             _log.warning("node %s bids as client %s, which another node is", node, client)
             return None, None
         key = _key(answer.sum_key)
-        # Others learn a client's key in the first sum that it takes part in, and might call it theirs.
+        # Other clients learn a client's key in its first sum, and might claim it.
         if key is not None and self.key_owner.setdefault(key, client) == client:
             self.sum_keys.setdefault(client, key)
         return client, offer
@@ -195,12 +195,12 @@ class Fleet:
         shapes: Mapping[str, tuple[int, ...]],
         integers: Collection[str],
     ) -> Delivery:
-        """What one reply brings: an update that can be used, or what is wrong with it."""
+        """The delivery in one reply: a usable update, or what is wrong with it."""
         if reply.has_error():
             return Delivery(fault=f"client failed: {reply.error.reason}")
         try:
             if (refusal := wire.take(reply.content, Refusal, None)) is not None:
-                # That training failed is itself something the records told: what was reserved for it is spent.
+                # A failed training may depend on the records, so what was reserved for it is spent.
                 fault = f"refused: {in_policy_terms(refusal.reason)}"
                 return Delivery(fault, refused=refusal.reason != Reason.FAILED)
             update = wire.read_arrays(reply.content, record)
@@ -226,7 +226,7 @@ class Fleet:
 
 
 def _key(text: str | None) -> bytes | None:
-    """A public key of 32 bytes, from hexadecimal; None where it is none."""
+    """A public key of 32 bytes, from hexadecimal; None if the text is not one."""
     try:
         key = bytes.fromhex(text or "")
     except ValueError:
@@ -235,7 +235,7 @@ def _key(text: str | None) -> bytes | None:
 
 
 def in_policy_terms(word: str) -> str:
-    """The word of a refusal with its meaning. An unknown one may hold anything, and is not repeated."""
+    """The word of a refusal with its meaning. An unknown word is not repeated, since it may contain anything."""
     try:
         return f"{word} ({Reason(word).meaning})"
     except ValueError:

@@ -49,12 +49,12 @@ from privmarket.secagg import SharedSum, SumClosed, SumRefusal, bits_at_most
 TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
 _log = logging.getLogger("privmarket.flower")
 _summary_log = logging.getLogger(SUMMARY_LOG)
-# What does not mend itself until the next round. Silence, or a refusal of terms, may.
+# Failures that will recur in the next round. A missing answer, or a refusal of terms, may not.
 _OWN_FAULTS = ("client failed", *(f"refused: {reason.value} " for reason in refusals.OWN_FAULTS))
 
 
 def too_loud(ratio: float, noise: str, parameters: int) -> str:
-    """What the server says where the noise on a round's average is far longer than the update can be."""
+    """The server's warning if the noise on a round's average is far longer than the update can be."""
     if noise == "update":
         remedy = 'clip records instead: train_privately in the client and noise="records"'
     else:
@@ -81,21 +81,20 @@ def auctioneer_for(
 
 @dataclass(eq=False)
 class GridMarket:
-    """What a run on a grid carries from round to round besides the model.
+    """The state of a run on a grid besides the model.
 
-    Clients keep their own wallets; `wallets` is the server's count of what they released: never less than what
-    left.
+    Clients keep their own wallets; `wallets` is the server's count of their releases, which is never too small.
 
     Attributes:
         run: the run's name.
         records: one per round so far.
-        declined: client → why it did not bid when it last did not, in policy terms.
-        cohorts_of: round → to how many secure sums its sellers were dealt; under aggregate trust.
+        declined: client → its latest reason for not bidding, in policy terms.
+        cohorts_of: round → the number of its secure sums; under aggregate trust.
         parameters: trainable weights of the model, on which the noise of an order depends.
-        server_gain: how much further the server's optimiser carries the model than the average update says.
-        noise: "records", or "update" where clients clip and noise whole updates.
+        server_gain: the factor by which the server's optimiser moves the model further than the average update.
+        noise: "records", or "update" if clients clip and noise whole updates.
         plan: the training plan of the last round; None before the first.
-        ended: why no further round is played although some are left; empty while rounds go on.
+        ended: why no further round is played although some are left; empty otherwise.
     """
 
     settings: MarketSettings
@@ -120,14 +119,14 @@ class GridMarket:
         self.objective = self.settings.objective
 
     def require_sum(self, sellers: int, parameters: int) -> None:
-        """Before anyone bids: a secure sum of so many sellers must fit the protocol if all sell the most they may.
+        """Before anyone bids: refuses a secure sum that would not fit the protocol if all sellers sold the maximum.
 
         Raises:
             ConfigurationError: it does not.
         """
         plan = self.settings
         if plan.expected_batch is None:
-            return  # known with the first bids; `shared_sum` looks at every sum
+            return  # known with the first bids; `shared_sum` checks every sum
         sigma = float(plan.family.noise_multiplier(plan.epsilon_max))
         records = math.ceil(plan.expected_batch / plan.sampling_rate)
         sellers = min(sellers, plan.largest_cohort)
@@ -172,8 +171,8 @@ class GridMarket:
     def planned(self, auction: Round) -> RoundPlan:
         """The training plan of a cleared round: as the settings say, the rest from public numbers.
 
-        The number of records that clients declare is that of the first round in which anybody bids: a divisor that
-        changed from round to round would change what updates mean.
+        The declared number of records is that of the first round in which anybody bids, so that the divisor of
+        updates is the same in all rounds.
         """
         if not self._declared and auction.offers:
             self._declared = sum(offer.data_size for offer in auction.offers.values()) / len(auction.offers)
@@ -191,7 +190,7 @@ class GridMarket:
         return chosen
 
     def _tell(self, plan: RoundPlan) -> None:
-        """Says before the first order which numbers were chosen, and whether the noise leaves anything to learn."""
+        """Logs, before the first order, the chosen settings, and a warning if there is too much noise to learn."""
         settings = self.settings
         if self.noise == "records":
             _summary_log.info(
@@ -212,7 +211,7 @@ class GridMarket:
     def shared_sum(self, auction: Round, parameters: int, cohorts: Cohorts) -> SharedSum:
         """The public numbers of a round's secure sums under aggregate trust, over all that were awarded.
 
-        At a broker some of them may not be here: they are members of a sum, and drop out of it.
+        With a broker some of them may not be connected: they are members of the sum and count as dropped out.
         """
         here = auction.offers
         return SharedSum.plan(
@@ -261,7 +260,7 @@ class GridMarket:
         return record
 
     def _look_back(self, auction: Round, record: RoundRecord) -> None:
-        """Notes why a round bought nothing, and ends a run in which everybody fails for the same reason."""
+        """Records why a round bought nothing, and ends a run in which everybody fails for the same reason."""
         if record.paid_micro:
             return
         left_out = self._left_out(auction)
@@ -283,7 +282,7 @@ class GridMarket:
                 self._why["nodes"] += ": the client app has no handler for it; write market.answer_bids(app)"
 
     def _remedy(self, word: str) -> str:
-        """What to write where everybody declines because two sides of an app differ; else empty."""
+        """The remedy if everybody declines because server and client app differ in a setting; else empty."""
         if word.startswith(f"{Reason.SCHEDULE} ") and self.noise == "records" and self.settings.steps > 1:
             return '; if the clients say WalletMod(noise="update"), give the strategy noise="update", too'
         if word.startswith(f"{Reason.TRUST} ") and self.settings.trust == "aggregate":
@@ -291,7 +290,7 @@ class GridMarket:
         return ""
 
     def _is_everybody(self, record: RoundRecord) -> bool:
-        """Whether those that failed are all that could have sold: several sellers, or all bidders."""
+        """Whether everybody who could have sold failed: several sellers, or all bidders."""
         return len(record.dropped) > 1 or len(record.dropped) == record.bidders
 
     def _left_out(self, auction: Round) -> dict[str, str]:
@@ -306,7 +305,7 @@ class GridMarket:
         return found
 
     def _too_dear(self, auction: Round) -> str:
-        """Why a round with offers sold nothing: prices and money side by side."""
+        """Why a round with offers sold nothing: a comparison of prices and money."""
         cheapest = min(auction.offers.values(), key=lambda offer: offer.valuation)
         budget = auction.terms.budget_micro / MICRO
         return (
@@ -316,7 +315,7 @@ class GridMarket:
         )
 
     def notes(self) -> list[str]:
-        """Lines of the summary about what did not happen."""
+        """Lines of the summary about refusals and rounds without sales."""
         lines = list(dict.fromkeys(self._why.values()))
         if self.ended:
             played = len(self.records)
@@ -332,7 +331,7 @@ class GridMarket:
         return f"{done}; the same command goes on from there ({partial})"
 
     def settled(self, arrays: Arrays) -> SettledRounds:
-        """What is needed to go on behind the last settled round."""
+        """The state that is needed to continue after the last settled round."""
         return SettledRounds(
             json.loads(json.dumps(self.settings.to_json())),
             tuple(self.records),
@@ -344,7 +343,7 @@ class GridMarket:
         )
 
     def restore(self, left: SettledRounds) -> None:
-        """Takes up the rounds that a stopped run left."""
+        """Continues from the settled rounds of a stopped run."""
         self.records = list(left.records)
         for sale, events in left.releases:
             self.wallets.reserve(sale, events)
@@ -358,7 +357,7 @@ _log = logging.getLogger("privmarket.flower")
 
 
 class BrokerAuctioneer:
-    """Sellers send the broker their sealed bids themselves; the server of the training never sees one.
+    """The auction at a broker. Sellers send it their sealed bids; the server of the training never sees one.
 
     Args:
         client: a connection with the buyer's token; its account must hold the budget of each round.
@@ -378,8 +377,8 @@ class BrokerAuctioneer:
     def clear(self, terms: Terms, bidders: Bidders) -> Round:
         """Opens a round with its money in escrow, has the clients bid there, and fetches who sold what.
 
-        The task is published before the first round. Its budget is the same in every round: of a total, what a
-        round does not pay goes back to the buyer's account. Prices that were asked stay with the broker.
+        The task is published before the first round. Its budget is the same in every round; with a total, what a
+        round does not pay goes back to the buyer's account. Asked prices stay with the broker.
 
         Returns:
             A cleared round whose terms name the broker's round and its escrow.
@@ -398,7 +397,8 @@ class BrokerAuctioneer:
                 delta=settings.delta,
                 trust=settings.trust,
                 honest_share=settings.honest_share,
-                # This server closes a round once all clients have answered; twice what it waits is the latest.
+                # This server closes a round once all clients have answered, or at the latest after twice its
+                # waiting time.
                 buyer_may_close=True,
                 bid_seconds=int(2 * settings.bid_seconds) + 1,
                 delivery_seconds=int(2 * settings.deadline_seconds) + 1,
@@ -415,7 +415,7 @@ class BrokerAuctioneer:
         known = {seller: awards[seller] for seller in offers if seller in awards}
         if len(known) < len(awards):
             _log.warning("round %s: %s sellers are not in this run", terms.number, len(awards) - len(known))
-        # A winner's declared number of records is public, as is what it sold; the price that it asked is not.
+        # A winner's declared number of records and its sale are public; the price that it asked is not.
         sealed = {s: Offer(0.0, award.epsilon, sold[s].get("data_size") or 1.0) for s, award in known.items()}
         return Round(terms, Phase.CLEARED, offers=sealed, awards=awards)
 
@@ -424,7 +424,7 @@ class BrokerAuctioneer:
         return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
     def settle(self, auction: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
-        """Gives receipts for all claims, has the broker settle once no award waits, checks its sums."""
+        """Gives receipts for all claims, lets the broker settle once no award is pending, and checks its sums."""
         settled = auction.settle(reports, voided)
         if not auction.awards or settled.record is None:
             return settled
@@ -438,7 +438,7 @@ class BrokerAuctioneer:
         except BrokerCallError as error:
             if error.code != "conflict":
                 raise
-            # Somebody may still deliver or dispute: the broker settles at the deadlines that the task published.
+            # Sellers may still deliver or dispute: the broker settles at the deadlines in the task.
             _log.info("round %s: the broker settles it later: %s", auction.terms.number, error.message)
             return settled
         if paid != record.spent_micro:
@@ -458,11 +458,11 @@ def buy_sum(
         market: the run, with its fleet and settings.
         auction: the cleared round.
         weights: the model, array by array.
-        register: signs the roster, where there is one.
+        register: signs the roster; None without a register.
 
     Returns:
-        What each seller delivered, and the step of the model that was bought: learning rate × average,
-        (parameters,) float32, array after array; None where no sum was opened.
+        What each seller delivered, and the bought step of the model: learning rate × average, (parameters,)
+        float32, array after array; None if no sum was opened.
     """
     if not auction.awards:
         return {}, None
@@ -474,7 +474,7 @@ def buy_sum(
             grid, market.fleet, auction.terms, keys, settings.largest_cohort, settings.deadline_seconds, register
         )
         plan = market.shared_sum(auction, sum(array.size for array in weights.values()), cohorts)
-    except (PrivacyError, SumRefusal, SumClosed) as error:  # no order has gone out: nobody released anything
+    except (PrivacyError, SumRefusal, SumClosed) as error:  # no order was sent, so nobody released anything
         _log.warning("round %s: %s", auction.terms.number, error)
         return {client: Delivery(fault=str(error), refused=True) for client in market.sellers(auction)}, None
     sales = market.sales(auction, total=plan)

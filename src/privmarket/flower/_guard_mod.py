@@ -1,13 +1,12 @@
-"""A guard for a Flower site without a market: one mod, under any server, lets out what the site's policy allows.
+"""A guard for a Flower site without a market: a mod that releases only what the site's policy allows.
 
-The server is not trusted, and the app's reply is not passed on. A reply is built anew: record names, array names,
-shapes and dtypes are those of the message that came, the number of records and the names of metrics are the
-policy's, and all numbers that depend on records are clipped, carry exact noise, and were charged to the site's
-wallet before they leave. Everything else that a server may ask for (queries, initial parameters, evaluation that is
-not declared) is answered by an error reply of fixed words, which Flower's strategies count as a failure of this
-node, and go on.
+The server is not trusted, and the app's reply is not passed on. A new reply is built: record names, array names,
+shapes and dtypes are those of the message; the number of records and the names of metrics are the policy's. All
+numbers that depend on records are clipped, have exact noise, and are charged to the site's wallet before they
+leave. Everything else that a server may ask for (queries, initial parameters, evaluation that is not declared) is
+answered by an error reply with fixed words, which Flower's strategies count as a failure of this node.
 
-What runs in the app's own process can reach around all of this: see docs/how-to/guard-limits.md.
+Code in the app's own process can get around all of this: see docs/how-to/guard-limits.md.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _KINDS_OF_ARRAY = "fiub"  # floating point, and the integers and flags that go b
 
 _log = logging.getLogger("privmarket.guard")
 
-# All that ever leaves instead of a release.
+# The only texts that leave instead of a release.
 REFUSALS = {
     "not-allowed": "the site's policy lets nothing of this kind out",
     "wallet": "the site's lifetime privacy budget does not hold another release",
@@ -73,7 +72,7 @@ REFUSALS = {
 
 
 class GuardRefusal(PrivmarketError):
-    """A guard refuses. `word` leaves, with its fixed sentence; the message stays in the site's own log."""
+    """A refusal of a guard. `word` leaves, with its fixed sentence; the message stays in the site's own log."""
 
     code = "refused"
 
@@ -83,7 +82,7 @@ class GuardRefusal(PrivmarketError):
 
 
 def site_name(context: Context) -> str:
-    """The node's `partition-id` where it has one, as in simulations; else `site`."""
+    """The node's `partition-id` if it has one, as in simulations; else `site`."""
     partition = str(context.node_config.get("partition-id", "site"))
     if not partition.replace("-", "").replace("_", "").isalnum():
         raise ConfigurationError(f"a partition-id of {partition!r}", "give letters, digits and hyphens")
@@ -91,13 +90,13 @@ def site_name(context: Context) -> str:
 
 
 class GuardMod:
-    """A Flower client mod that lets out what a site's policy allows, and charges it to the site's wallet.
+    """A Flower client mod that releases what a site's policy allows, and charges it to the site's wallet.
 
     >>> app = ClientApp(mods=[GuardMod(policy="site.toml")])  # doctest: +SKIP
 
     It must be the first of the app's own mods; mods of Flower may stand before it. The server and its strategy stay
     as they are. The policy is the site's: `--node-config 'policy="/etc/site.toml"'` or the environment variable
-    PRIVMARKET_POLICY take the place of the file that an app names, and a run's configuration is never asked.
+    PRIVMARKET_POLICY replace the file that an app names, and a run's configuration is never read.
 
     Args:
         policy: the site's policy file, or the policy itself; see docs/how-to/guard-a-site.md.
@@ -121,7 +120,7 @@ class GuardMod:
             raise ConfigurationError("GuardMod got one of model and data", "give both, or call train_privately")
         self._given = policy
         if isinstance(policy, Path | str) and not os.environ.get(POLICY_VARIABLE) and Path(policy).exists():
-            SellerPolicy.read(policy)  # a slip in the file is told when the app starts
+            SellerPolicy.read(policy)  # mistakes in the file are reported when the app starts
         self._name = name
         self._model = model
         self._data = data
@@ -213,10 +212,10 @@ class GuardMod:
     def _ask_the_app(
         self, message: Message, context: Context, call_next: CallNext, reply: GuardedReply
     ) -> RecordDict | None:
-        """Calls the app on copies of what came, and reads its reply; None where it failed.
+        """Calls the app on copies of message and context, and returns its reply; None if it failed.
 
-        The app gets no hand on the original message, from which the reply is derived, nor on the node's
-        configuration, which names the wallet. Its state is kept, but for what a mod of Flower has in it.
+        The app cannot change the original message, from which the reply is derived, nor the node's configuration,
+        which names the wallet. Its state is kept, except entries of Flower's mods.
         """
         records = {name: deepcopy(record) for name, record in message.content.items() if not name.startswith(_OURS)}
         inner = Message(RecordDict(records), metadata=copy(message.metadata))  # type: ignore[call-overload]
@@ -238,20 +237,20 @@ class GuardMod:
         except BaseException as error:  # also an exit, which would end the process without a reply
             if isinstance(error, KeyboardInterrupt):
                 raise
-            if reply.is_short:  # another handler was faster; what the app itself raises is not asked
+            if reply.is_short:  # two messages at once; errors of the app itself are handled below
                 raise WalletError("the wallet was used up while the app ran", "see the statement") from error
             self._failed(reply, error)
             return None
         finally:
             if isinstance(own.state, RecordDict):
                 context.state = own.state
-            # What Flower's secure aggregation keeps there decides what it sends later, past the guard.
+            # Flower's secure aggregation keeps there what it sends later, without passing the guard.
             context.state.pop(RECORD_KEY_STATE, None)
             if masks is not None:
                 context.state[RECORD_KEY_STATE] = masks
 
     def _failed(self, reply: GuardedReply, error: BaseException) -> None:
-        """Tells the site's log that the app failed and, only if the policy says so, the server."""
+        """Logs for the site that the app failed; tells the server only if the policy says so."""
         if reply.rules.failures == "tell":
             _log.error("the app failed; the server hears so and no more", exc_info=error)
             raise GuardRefusal("failed", f"the app: {type(error).__name__}") from error
@@ -277,7 +276,7 @@ class GuardMod:
         return reply.noisy_update(trained)
 
     def _trained(self, reply: GuardedReply, content: RecordDict) -> Arrays | None:
-        """The arrays that the app returned; None, no change, where they are not those that it was sent."""
+        """The arrays that the app returned; None, for no change, if they are not of the form that was sent."""
         try:
             trained = wire.read_arrays(content, None)
             if array_forms(trained) != array_forms(reply.sent):
@@ -288,10 +287,10 @@ class GuardMod:
             return None
 
     def _mods_of_the_app(self) -> list[str]:
-        """The names of the mods behind this one, or a refusal where messages or replies could pass the guard by.
+        """The names of the mods behind this one; refuses if messages or replies could bypass the guard.
 
-        Flower tells a mod nothing about the app that it stands in, so the app is looked up among the callers. Its
-        list of mods is no public part of Flower; where it is not found, the guard refuses.
+        Flower tells a mod nothing about its app, so the app is looked up among the callers. Its list of mods is not
+        a public part of Flower; if it is not found, the guard refuses.
 
         Raises:
             GuardRefusal: a mod that is not Flower's stands before the guard and could add to its replies, the guard
@@ -305,7 +304,7 @@ class GuardMod:
             return []
         app = frame.f_locals.get("self")
         mods = getattr(app, "_mods", None)
-        if mods is None:  # another Flower than those that were tried: rather no reply than an unchecked one
+        if mods is None:  # an untested version of Flower: better no reply than an unchecked one
             raise GuardRefusal(
                 "setup",
                 "this version of Flower does not show the mods of an app, so the guard's place cannot be checked",
@@ -339,7 +338,8 @@ class GuardMod:
 
 @dataclass(frozen=True)
 class Form:
-    """How replies to a message look: of Flower's message API, or of its older one, whose records have fixed names.
+    """The form of replies to a message: of Flower's message API, or of its older API, whose records have fixed
+    names.
 
     Attributes:
         arrays_record: the name of the message's record of arrays.
@@ -367,7 +367,7 @@ class Form:
         return cls(names[0], names[0] in (_FIT, _EVALUATE), category == "train")
 
     def arrays(self, content: RecordDict) -> Arrays:
-        """The arrays that were sent, as this process's own.
+        """Copies of the arrays that were sent.
 
         Raises:
             GuardRefusal: they cannot be read, or are not numbers.
@@ -406,12 +406,12 @@ class Form:
 
 
 def _written(arrays: Arrays) -> ArrayRecord:
-    """A record of arrays; single numbers, such as a layer's counter, keep their shape."""
+    """A record of arrays; scalars, such as a layer's counter, keep their shape."""
     return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
 
 
 def _wallet(policy: SellerPolicy, client: str) -> WalletFile:
-    """The site's wallet, the same over all runs and apps: its place is the policy's."""
+    """The site's wallet, at the policy's place, the same for all runs and apps."""
     head = None if policy.head_file is None else policy.head_file.replace("{client}", client)
     return WalletFile(policy.wallet.replace("{client}", client), policy.epsilon_lifetime, policy.delta, head)
 

@@ -1,4 +1,4 @@
-"""The guarded reply that is being made in this thread: how `train_privately` finds it in an app's handler."""
+"""The guarded reply of this thread, which `train_privately` looks up when an app's handler calls it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OpenReply(Protocol):
-    """What `train_privately` needs of a guarded reply."""
+    """The part of a guarded reply that `train_privately` uses."""
 
     def train(
         self, module: nn.Module, inputs: Column, labels: Column, loss: Loss | None, persons: Column | None
@@ -26,13 +26,13 @@ _OPEN: ContextVar[OpenReply | None] = ContextVar("privmarket-guarded-reply", def
 
 
 def open_reply() -> OpenReply | None:
-    """The guarded reply that this thread's app is called for; None without a guard."""
+    """The guarded reply for which this thread's app was called; None without a guard."""
     return _OPEN.get()
 
 
 @contextmanager
 def opened(reply: OpenReply) -> Iterator[None]:
-    """Inside the block `open_reply` finds this reply, in this thread."""
+    """A context in which `open_reply` returns this reply, in this thread."""
     token = _OPEN.set(reply)
     try:
         yield

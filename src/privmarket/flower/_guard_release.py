@@ -1,9 +1,9 @@
-"""One reply of a guarded site: what the app may hand over, what it costs, and the numbers that leave.
+"""One reply of a guarded site: what the app passes in, what it costs, and the numbers that leave.
 
-A `GuardedReply` lives from the message to the reply. While the app's handler runs it can be found by `open_reply`,
-so that `train_privately` and `average_privately` hand the records' contributions over to it instead of to the app's
-own reply. What leaves is computed here alone, from the arrays that the server sent, the policy, and clipped numbers
-with noise; the app's reply is only read.
+A `GuardedReply` exists from the message to the reply. While the app's handler runs, `open_reply` returns it, so
+that `train_privately` and `average_privately` pass the records' contributions to it instead of to the app's own
+reply. What leaves is computed here, from the arrays that the server sent, the policy, and clipped numbers with
+noise; the app's reply is only read.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ else:
 
 
 _log = logging.getLogger("privmarket.guard")
-# Float64 rounding of a norm, a difference and a quotient, as a share of the sensitivity; far above what they need.
+# Covers float64 rounding of a norm, a difference and a quotient, as a share of the sensitivity, with a wide margin.
 _INFLATION = 2.0**-20
-# Without noise a metric leaves in steps of this share of its range, so that its last digits carry nothing.
+# Without noise a metric is rounded to steps of this share of its range, so that its last digits reveal nothing.
 _STEPS_OF_A_METRIC = 1000
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A release that a wallet pays for: its name there, its ε and what is released."""
+    """A release that is charged to a wallet: its name there, its ε and its event."""
 
     name: str
     epsilon: float
@@ -60,19 +60,19 @@ class Charge:
 
 @dataclass(eq=False)
 class GuardedReply:
-    """What one reply may carry.
+    """The content of one reply.
 
     Attributes:
-        policy, wallet: the site's.
+        policy, wallet: of the site.
         client: its name.
-        context: the node's, as the app sees it.
+        context: of the node, as the app sees it.
         kind: `train` or `evaluate`.
         sent: the arrays that the server sent, by name.
-        metrics: the metrics that the policy lets out with this kind of message.
-        trainable: names of the arrays that training by records changes, as far as an earlier message showed them.
+        metrics: the metrics that the policy allows with this kind of message.
+        trainable: names of the arrays that training by records changes, as far as known from an earlier message.
         released: the arrays that leave, once they are made.
-        charged: what the wallet has paid for so far.
-        measured: metric → the values of single records that the app handed over.
+        charged: what was charged to the wallet so far.
+        measured: metric → the values of single records that the app passed in.
         is_short: whether the wallet refused a charge although there was room before the app ran.
     """
 
@@ -95,15 +95,15 @@ class GuardedReply:
         return self.policy.guard
 
     def update_charge(self) -> Charge:
-        """What an update costs that is clipped as a whole."""
+        """The charge for an update that is clipped as a whole."""
         return self._charge("", 1.0, 1, self.rules.epsilon)
 
     def records_charge(self) -> Charge:
-        """What an update costs that was trained record by record."""
+        """The charge for an update that was trained record by record."""
         return self._charge("", self.rules.sampling_rate, self.rules.steps, self.rules.epsilon)
 
     def metric_charges(self) -> list[Charge]:
-        """What the metrics cost."""
+        """The charges for the metrics."""
         return [
             self._charge(f" {name}", 1.0, 1, metric.epsilon)
             for name, metric in self.metrics.items()
@@ -111,9 +111,9 @@ class GuardedReply:
         ]
 
     def check_wallet(self) -> None:
-        """Refuses before the app is called where the wallet could not pay for all that may leave.
+        """Refuses, before the app is called, if the wallet does not hold everything that may leave.
 
-        Which way of training the app takes must not show in a refusal, so each of them has to fit.
+        A refusal must not reveal which way of training the app uses, so each of them has to fit.
 
         Raises:
             WalletError: one does not fit.
@@ -131,7 +131,7 @@ class GuardedReply:
                 _require_room(wallet, charges)
 
     def charge(self, charges: Sequence[Charge]) -> None:
-        """Has the wallet pay for all of these or, where they do not fit, for none; on disk when this returns.
+        """Charges all of these to the wallet or, if they do not fit, none; on disk when this returns.
 
         Raises:
             WalletError: they do not fit.
@@ -149,7 +149,7 @@ class GuardedReply:
         self.charged.extend(charges)
 
     def close(self, arrays: Arrays) -> None:
-        """Notes in the wallet that what was paid for leaves now."""
+        """Records in the wallet that what was charged leaves now."""
         if not self.charged:
             return
         sha256 = wire.digest(arrays)
@@ -196,7 +196,7 @@ class GuardedReply:
         training.load_arrays(module, {name: weights[name] - update[name] for name in weights})
 
     def noise_of_records(self) -> Arrays:
-        """What training by records would release if no record could be used: its noise alone, step by step."""
+        """The release of training by records if no record can be used: its noise alone, step by step."""
         rules = self.rules
         charge = self.records_charge()
         moving = [name for name in self.trainable or self.sent if self.sent[name].dtype.kind == "f"]
@@ -242,7 +242,7 @@ class GuardedReply:
         by_record = name in self.measured and self.policy.unit == "record" and self.rules.training != "update"
         if by_record:
             self._compare_count(self.measured[name].size)
-            # Of more records than declared the first ones count, so that this is a mean all the same.
+            # If there are more records than declared, the first ones count, so that this is still a mean.
             values = self.measured[name][: self.rules.examples] - middle
             values = np.nan_to_num(values, nan=0.0, posinf=half, neginf=-half)
             total = math.fsum(np.clip(values, -half, half)) / self.rules.examples
@@ -261,7 +261,7 @@ class GuardedReply:
         return middle + float(out[0])
 
     def _compare_count(self, records: int) -> None:
-        """Tells the site's log where the declared number of records is far from the true one."""
+        """Logs for the site if the declared number of records is far from the true one."""
         declared = self.rules.examples
         if not 0.8 * records <= declared <= 1.25 * records:
             _log.warning(
@@ -271,13 +271,13 @@ class GuardedReply:
             )
 
     def _charge(self, what: str, sampling_rate: float, steps: int, epsilon: float) -> Charge:
-        """A charge under a name of its own: an answer to the same message again is another release."""
+        """A charge with a unique name: a second answer to the same message is another release."""
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
         name = f"{GUARDED}{now} {self.kind}{what}, run {self.context.run_id}, {secrets.token_hex(4)}"
         return Charge(name, epsilon, event_of(ReleaseFamily(sampling_rate, steps, self.policy.delta), epsilon))
 
     def _job(self, noise_multiplier: float) -> Job:
-        """What the training engine is told; nothing of it comes from the server."""
+        """The job for the training engine; nothing in it comes from the server."""
         rules = self.rules
         family = ReleaseFamily(rules.sampling_rate, rules.steps, self.policy.delta)
         sale = Sale(
@@ -294,7 +294,7 @@ class GuardedReply:
 
 
 def average_privately(name: str, values: Column) -> None:
-    """Hands a metric over record by record, so that its mean leaves with little noise.
+    """Passes in a metric record by record, so that its mean leaves with little noise.
 
     Behind a `GuardMod` whose policy prices the metric, the mean of the clipped values leaves with noise for one
     record, instead of the number that the app's reply has under this name. Without a guard nothing happens.
@@ -316,13 +316,13 @@ def noisy_weights(
 ) -> Arrays:
     """The weights that a client may release: what it was sent, plus its clipped change, plus noise.
 
-    One record blanked may change everything that an app computes, so the clipped change moves by up to
-    2·clip_norm: that is the sensitivity to which the noise multiplier refers. The change leaves through
-    `privacy._release`. Arrays that hold no floating-point numbers go back as they came.
+    One record may change everything that an app computes, so the clipped change moves by up to 2·clip_norm: that is
+    the sensitivity to which the noise multiplier refers. The change is released by `privacy._release`. Arrays that
+    do not hold floating-point numbers go back as they came.
 
     Args:
-        trained: arrays of other names or shapes, a change that is no number, or None count as no change: whether
-            there is one may depend on a single record.
+        trained: None, arrays of other names or shapes, or a change that is not finite count as no change, since
+            that may depend on a single record.
     """
     moving = [name for name, array in sent.items() if array.dtype.kind == "f"]
     if not moving:
@@ -383,7 +383,7 @@ def load_sent(module: nn.Module, sent: Arrays) -> dict[str, str]:
 
 
 def reported(reply: RecordDict | None, name: str) -> float | None:
-    """The number that an app's reply has under a name, in whichever record; None where there is no finite one."""
+    """The number with this name in any record of an app's reply; None if there is no finite one."""
     if reply is None:
         return None
     records: list[MetricRecord | ConfigRecord] = [*reply.metric_records.values(), *reply.config_records.values()]
@@ -393,7 +393,7 @@ def reported(reply: RecordDict | None, name: str) -> float | None:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 number = float(value)
                 return number if math.isfinite(number) else None
-    except Exception:  # the objects are the app's, and reading one may fail
+    except Exception:  # objects of the app, which may fail when they are read
         _log.exception("a metric of the app cannot be read")
     return None
 

@@ -1,7 +1,7 @@
 """A grid without an engine: every message is answered by the client app in this process, at once.
 
-For tests, for small studies, and as the yardstick of what the engines cost. Contexts, errors and time limits are
-as on the real ones: each node has its own state, an exception becomes an error reply, a late answer is lost.
+For tests, for small studies, and to measure the overhead of the engines. Contexts, errors and time limits are as on
+the real ones: each node has its own state, an exception becomes an error reply, a late answer is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from privmarket.secagg import MemoryJournal, SumJournal
 _log = logging.getLogger(SUMMARY_LOG)
 SERVER_NODE = 1
 _FIRST_NODE = 1000
-_TOGETHER = 25  # orders that are handed to a client app at once, where it can train several clients
+_TOGETHER = 25  # orders that a client app gets at once if it can train several clients
 
 
 class InProcessGrid(Grid):
@@ -46,7 +46,7 @@ class InProcessGrid(Grid):
     ) -> None:
         self.client_app = client_app
         self._run = Run.create_empty(secrets.randbits(62))
-        # Flower stamps messages with the identity of the process's task, which an engine would have set.
+        # Flower marks messages with the identity of the process's task, which an engine would have set.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run.run_id, SERVER_NODE, 1
         self.contexts = {
             _FIRST_NODE + i: Context(
@@ -65,11 +65,11 @@ class InProcessGrid(Grid):
             client_app.seller.journals = self._journal
 
     def _journal(self, context: Context) -> SumJournal:
-        """Where a node without a wallet file keeps its state of secure sums: in memory, as its context."""
+        """The journal of secure sums of a node without a wallet file: in memory, like its context."""
         return self._journals.setdefault(context.node_id, MemoryJournal())
 
     def set_run(self, run: Run) -> None:
-        """Takes the run of an engine in place of the one that this grid made."""
+        """Replaces the run that this grid made by that of an engine."""
         self._run = run
 
     @property
@@ -102,9 +102,9 @@ class InProcessGrid(Grid):
         return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The answers to messages; a node that takes longer than `timeout` for its own has answered too late.
+        """The answers to messages; an answer that takes longer than `timeout` is lost.
 
-        Orders of a round go to the client app together where it can train several clients at once.
+        Orders of a round go to the client app together if it can train several clients at once.
         """
         waiting = list(messages)
         replies = []
@@ -128,13 +128,13 @@ class InProcessGrid(Grid):
         """What a node answers; its state is kept only if it did not fail."""
         context = self.contexts[message.metadata.dst_node_id]
         state = RecordDict(dict(context.state))
-        # On a wire every node gets its own copy; some senders give all nodes one record, and mods change it.
+        # On a network every node gets its own copy; here some senders share one record, which mods may change.
         records = message.content.items()
         copied = {k: ConfigRecord(dict(r)) if isinstance(r, ConfigRecord) else r for k, r in records}
         message = Message(RecordDict(copied), metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply = self.client_app(message, context)
-        except Exception as error:  # an engine reports whatever a client app raises, and goes on
+        except Exception as error:  # as an engine: reports any error of a client app, and continues
             context.state = state
             reason = f"{type(error)}:<'{error}'>"
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
@@ -149,10 +149,10 @@ def run_in_process(
     run_config: Mapping[str, UserConfigValue] | None = None,
     grid: InProcessGrid | None = None,
 ) -> MarketResult:
-    """Runs a market in this process and returns what it came to; for apps of `server_app`.
+    """Runs a market in this process and returns its result; for apps of `server_app`.
 
     The first error of each client is logged at the end, with the line of the app's own file. It is not part of the
-    result, which a server of another owner would have.
+    result, since a server must not get it.
     """
     grid = grid or InProcessGrid(client_app, nodes, run_config)
     play_in_process(server_app, client_app, nodes, run_config, grid)

@@ -1,11 +1,12 @@
-"""A wallet for an existing Flower client: a mod that answers bids and lets nothing out that was not sold.
+"""A wallet for an existing Flower client: a mod that answers bids and releases only what was sold.
 
 With `noise="records"` the app calls `train_privately`, which clips and noises the gradients of records; the mod
-lets out what that left in the model and nothing else. With `noise="update"` the mod makes the release private
-itself, whatever the app does: it clips the whole update and adds noise to it. With `noise="app"` the app promises
-to train privately, by means of its own, with the noise multiplier that it is given.
-Messages that were not paid for (evaluation, other queries) would release numbers that nobody accounted for, so they
-are refused unless allowed.
+releases the weights that this call left in the model and nothing else. With `noise="update"` the mod itself clips
+the whole update and adds noise to it, whatever the app does. With `noise="app"` the app trains privately by its own
+means, with the noise multiplier that it is given; nobody checks that.
+
+Messages without a sale (evaluation, other queries) would release numbers that no accountant counts, so they are
+refused unless allowed.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class WalletMod:
 
     Args:
         valuation, epsilon, data_size, policy, wallet, spread, name: as for `client_app`.
-        noise: what is clipped and noised, and by whom, see above: "records", "update" or "app".
+        noise: who clips and adds noise, and to what: "records", "update" or "app", see above.
         allow: message types that may pass without a sale, e.g. ("evaluate",).
         metric: the one metric that leaves with an update: the declared data size, which is public.
-        model: makes the app's `torch.nn.Module`; one in which records mix is refused before anything is reserved.
+        model: makes the app's `torch.nn.Module`; a model that mixes records is refused before anything is reserved.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class WalletMod:
         self._size = data_size
 
     def answer_bids(self, app: ClientApp) -> None:
-        """Registers what the market asks: bids and receipts. Call it once, on the app that has this mod."""
+        """Registers the handlers of bids and receipts. Call it once, on the app that has this mod."""
         app.query("bid")(self.seller.bid)
         app.query("receipt")(self.seller.receive)
 
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Handles a message as a Flower mod: answers it, refuses it, or has the app train and adds the noise."""
+        """Handles a message as a Flower mod: answers it, refuses it, or lets the app train and adds the noise."""
         kind = message.metadata.message_type
         try:
             if kind == wire.BID:
@@ -113,7 +114,7 @@ class WalletMod:
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
         sale = wire.take(message.content, Sale)
-        # What the app gets may be changed by it; the clipping is against what the server sent.
+        # The app may change what it gets; the update is clipped relative to what the server sent.
         sent = wire.read_arrays(message.content, None)
         floats = {name: array for name, array in sent.items() if array.dtype.kind == "f"}
 
@@ -123,7 +124,7 @@ class WalletMod:
 
         job = self.seller.accept(sale, context, floats, try_app)
         message.content[wire.JOB] = self._job_record(job)
-        # From here on ε is reserved, and whatever goes wrong is the one word `failed`.
+        # From here on ε is reserved, and every error is answered with the word `failed`.
         try:
             reply = call_next(message, context)
             if reply.has_error():
@@ -140,7 +141,7 @@ class WalletMod:
         return reply
 
     def _job_record(self, job: Job) -> ConfigRecord:
-        """What the app finds under `wire.JOB`."""
+        """The record that the app gets under `wire.JOB`."""
         sale = job.sale
         family = sale.family
         return ConfigRecord(
@@ -165,7 +166,7 @@ class WalletMod:
         return RecordDict({name: arrays, "metrics": MetricRecord({self.metric: size})})
 
     def _noisy(self, asked: RecordDict, content: RecordDict, sent: Arrays, job: Job, size: float) -> RecordDict:
-        """The reply with its update clipped and noised, and with nothing else of the app's in it."""
+        """The reply with its update clipped and noised, and nothing else from the app."""
         name = next(iter(asked.array_records))
         trained = wire.read_arrays(content, None)
         released = noisy_weights(sent, trained, job.sale, job)
@@ -179,7 +180,7 @@ def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays
     See `_guard_release.noisy_weights`, which clips and adds the noise.
 
     Raises:
-        ValueError: the app returned other arrays than it was sent.
+        ValueError: the app returned arrays of other names or shapes than it was sent.
     """
     if {n: a.shape for n, a in sent.items()} != {n: a.shape for n, a in trained.items()}:
         raise ValueError("the app returned other arrays than it was sent; clipping needs the same names and shapes")
@@ -187,7 +188,7 @@ def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays
 
 
 class _AppTraining:
-    """The app behind the mod trains; before anything is reserved its model is looked at, where it is known."""
+    """Training by the app behind the mod; if its model is known, it is checked before anything is reserved."""
 
     def __init__(self, model: Callable[[], nn.Module] | None) -> None:
         self._model = model
@@ -199,8 +200,8 @@ class _AppTraining:
     def check(self, weights: Arrays, job: Job, policy: SellerPolicy) -> None:
         """Refuses a model in which records mix.
 
-        A model that has passed is not tried again: its maker is the app's own and takes nothing from the server.
-        `train_privately` looks at every model that it trains, with the weights and records at hand.
+        A model that has passed is not tried again: it is made by the app's own function, which gets nothing from
+        the server. `train_privately` checks every model that it trains, with the present weights and records.
 
         Raises:
             PolicyRefusal: `model`.

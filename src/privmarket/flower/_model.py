@@ -1,7 +1,7 @@
-"""The module of a Flower run: what the market starts from, and the trained one.
+"""The module of a Flower run: the initial model and the trained one.
 
-`subject` says what a task's public records give for nothing and makes the model that the market starts from;
-`loaded` gives it the weights that a run ended with.
+`subject` makes the initial model from a task's public records, with their score; `loaded` gives it the final
+weights of a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def loaded(build: Callable[[], nn.Module], weights: Mapping[str, np.ndarray]) ->
         weights: all arrays of its state, as a strategy keeps them, or its trainable parameters.
 
     Raises:
-        ConfigurationError: they are arrays of another module.
+        ConfigurationError: the arrays belong to another module.
     """
     module = build()
     if not weights:

@@ -1,10 +1,10 @@
-"""What a client refuses from a server that it does not trust, and the single word that it answers instead.
+"""Refusals of a client: checks of what a server sends, and the single word that is answered instead.
 
-Whatever goes wrong in a client, its answer is a word out of `Reason`; texts of errors, which may quote a label or a
-record ("index 7 is out of bounds"), stay in the client's own log. A refusal before training says nothing about the
-records' values; a single record that cannot be used adds nothing to the sum, and the server does not hear of it.
-`failed` says that training itself broke, for instance on a full disk: that word may depend on the records and no ε
-accounts for it, so what was reserved stays spent.
+Whatever goes wrong in a client, its answer is a word of `Reason`. Texts of errors, which may quote a label or a
+record ("index 7 is out of bounds"), stay in the client's own log. A refusal before training reveals nothing about
+the records' values. A single record that cannot be used adds nothing to the sum, and the server is not told.
+`failed` says that training itself broke, for instance because of a full disk. That word may depend on the records
+and no ε accounts for it, so what was reserved stays spent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from privmarket.broker._client import BrokerClient
 
 _log = logging.getLogger(failures.LOGGER)
-# What the owner of a client can mend in its own code or records.
+# Reasons that the owner of a client can remove by changing its own code or records.
 OWN_FAULTS = frozenset({Reason.FAILED, Reason.APP, Reason.MODEL, Reason.RECORDS})
 _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
 # Characters of a server, in a file that the client's owner reads; and in a line of the log, with our own words.
@@ -40,14 +40,14 @@ LONGEST_TEXT, _LONGEST_LINE = 200, 2000
 
 @dataclass(frozen=True)
 class Task:
-    """What a broker published: the client's own source for what it sells, whatever a server says.
+    """The task that a broker published, with which a client compares what the server says.
 
     Attributes:
         buyer: who buys.
         broker: the broker's address.
         family, epsilon_max: what every seller of the task releases, and the most that it may offer.
-        trust: against whom its sales protect.
-        plan: clip norm, learning rate and other fields of the training, where the task states them.
+        trust: the trust model of its sales.
+        plan: clip norm, learning rate and other settings of the training, if the task states them.
     """
 
     buyer: str
@@ -59,7 +59,7 @@ class Task:
 
 
 def refuse(message: Message, context: Context, error: Exception, reason: Reason | None = None) -> Message:
-    """The answer to whatever went wrong: one word, counted in the node's state; details go to the client's own log.
+    """The answer to an error: one word, counted in the node's state. Details go to the client's own log.
 
     Args:
         reason: the word; that of the error unless given.
@@ -70,7 +70,7 @@ def refuse(message: Message, context: Context, error: Exception, reason: Reason 
 
 
 def note_refusal(context: Context, reason: Reason, error: Exception) -> None:
-    """Counts a refusal and logs it for the client's owner; its own failures with the line of its own file.
+    """Counts a refusal and logs it for the client's owner; errors of the owner's code with their line.
 
     The first failure of a kind is logged with its whole traceback, further ones with one line.
     """
@@ -88,7 +88,7 @@ def note_refusal(context: Context, reason: Reason, error: Exception) -> None:
 
 
 def one_line(text: str, longest: int = LONGEST_TEXT) -> str:
-    """What a server wrote, or had a part in, as its owner may read it: short, and nothing that moves a cursor."""
+    """A text that a server may have written, made safe for a log: short, and without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:longest])
 
 
@@ -100,7 +100,7 @@ def refusals(context: Context) -> dict[str, int]:
 
 
 def reason_of(error: Exception) -> Reason:
-    """The word for an error: that of a refusal, or of what is known to depend on the message alone."""
+    """The word for an error: that of a refusal, or of an error that depends on the message alone."""
     if isinstance(error, PolicyRefusal):
         return error.reason
     if isinstance(error, WalletError):
@@ -114,7 +114,7 @@ def reason_of(error: Exception) -> Reason:
 
 @contextmanager
 def becomes(reason: Reason, *kinds: type[Exception]) -> Iterator[None]:
-    """Inside the block, errors of these kinds are a refusal for this reason."""
+    """A context in which errors of these kinds become a refusal for this reason."""
     try:
         yield
     except kinds as error:

@@ -1,4 +1,4 @@
-"""What a market on Flower comes to: rounds, money, ε of every client, the certificate, the model."""
+"""The result of a market on Flower: rounds, money, ε of every client, the certificate, the model."""
 
 from __future__ import annotations
 
@@ -86,19 +86,19 @@ class ResultJson(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class MarketResult:
-    """A finished run, as the server knows it; clients' own wallets may have paid for more (lost replies).
+    """A finished run as the server knows it; clients' own wallets may have been charged for more (lost replies).
 
     Attributes:
         records: one per round, by clients' names.
         weights: the final model, array by array.
         releases: client → what it released, round by round.
         bid_seconds: how long the calls for bids took, per round.
-        declined: client → why it did not bid, in the words of `privacy._policy`; who bid in every round is absent.
+        declined: client → why it did not bid, in the words of `privacy._policy`, for those that ever did not.
         round_seconds: how long the rounds took.
-        cohorts: round → to how many secure sums its sellers were dealt; under aggregate trust.
-        build: makes the module that was trained; None where the run had arrays only.
-        task: what was learned, where the app said so.
-        own_records: what the buyer's own records give for nothing; None without a task that has any.
+        cohorts: round → the number of its secure sums; under aggregate trust.
+        build: makes the module that was trained; None if the run had arrays only.
+        task: what was learned, if the app gave a task.
+        own_records: the models of the buyer's own records; None without such records.
         notes: further lines of the summary: why nothing was bought, what was refused, where a run stopped.
     """
 
@@ -132,9 +132,9 @@ class MarketResult:
         return model_files.write_model(self.model, _model_card(self), path)
 
     def statement(self, client: str) -> ClientStatement:
-        """What one client would be given: its sales, its pay, and what they add up to.
+        """The statement of one client: its sales, its pay, and what they add up to, as the server knows it.
 
-        As the server knows it. The wallet on the client's own disk also counts updates that were lost on the way.
+        The wallet on the client's own disk also counts updates that were lost on the way.
         """
         if client not in self.releases:
             raise UnknownNameError.among("client", client, self.releases)
@@ -159,7 +159,7 @@ class MarketResult:
     def _epsilon_alone(self, client: str) -> float:
         """ε of a client's sales if all other sellers of its secure sums collude: only its own noise is left.
 
-        A round that was dealt to several sums counts with the largest of them, where a share has least noise.
+        A round with several sums counts with the largest of them, in which each share has the least noise.
         """
         rounds = [record for record in self.records if client in record.sold_epsilon]
         events = []
@@ -200,7 +200,7 @@ class MarketResult:
     def epsilon_spent(self) -> dict[str, float]:
         """client → ε of all it released, at the run's δ, had the sales been fixed in advance: a report.
 
-        Where sales were chosen after seeing earlier releases, what is promised is each client's wallet's cap.
+        If sales were chosen after seeing earlier releases, only the cap of each client's wallet is promised.
         """
         if not self.releases:
             return {}
@@ -212,7 +212,7 @@ class MarketResult:
         return {client: float(one) for client, one in zip(self.releases, found, strict=True)}
 
     def certificate(self, client: str | None = None) -> Certificate:
-        """What one client's releases add up to; of the client that released most unless named."""
+        """The certificate of one client's releases; by default of the client that released most."""
         if client is None:
             client = max(self.epsilon_spent, key=self.epsilon_spent.__getitem__, default="")
         unit = "record" if self.task is None else self.task.unit
@@ -240,7 +240,7 @@ class MarketResult:
         }
 
     def summary(self) -> list[str]:
-        """What came out, a line each: rounds, then clients with what they sold and were paid."""
+        """The result in lines: rounds, then clients with their sales and pay."""
         lines = []
         named = "accuracy" if self.task is None else self.task.score.heading
         if self.own_records is not None and self.score_before is not None:
@@ -273,12 +273,12 @@ class MarketResult:
         return lines
 
     def save(self, path: Path) -> None:
-        """Writes the JSON in one step: whoever sees the file sees all of it."""
+        """Writes the JSON file in one step, so that nobody reads a part of it."""
         write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
 
 
 def _model_card(result: MarketResult) -> dict[str, object]:
-    """What the card of a run's model says, as JSON data: what it is, what it cost, what its making released."""
+    """The card of a run's model as JSON data: what it is, its cost in money and in privacy."""
     task = result.task
     settings = result.settings
     if task is not None:
@@ -305,22 +305,23 @@ def _model_card(result: MarketResult) -> dict[str, object]:
 
 
 def result_places(context: Context | None, place: Path | str | None = None) -> list[Path]:
-    """Where a result is written: where the run's configuration says, else at `place`; and for `flower run`."""
+    """The places of a result: as the run's configuration says, else `place`; and for `privmarket flower run`."""
     chosen = place if context is None else context.run_config.get(RESULT_KEY) or place
     wanted = [chosen, os.environ.get(RESULT_VARIABLE)]
     return list(dict.fromkeys(Path(str(one)) for one in wanted if one))
 
 
 def log_summary(result: MarketResult) -> None:
-    """The summary, line by line, where `flwr run` and `flwr log` show it."""
+    """Logs the summary, line by line, where `flwr run` and `flwr log` show it."""
     for line in result.summary():
         _log.info(line)
 
 
 def save_result(context: Context | None, result: MarketResult, place: Path | str | None = None) -> None:
-    """Saves a result at its places, in the server's state, and the model where `flower run` wants it.
+    """Saves a result at its places and in the server's state, and the model where `privmarket flower run` asks for
+    it.
 
-    The result is written last: whoever waits for it finds the model there, too.
+    The result is written last, so the model is there when the result appears.
     """
     model_place = os.environ.get(MODEL_VARIABLE)
     if model_place:

@@ -1,9 +1,10 @@
-"""A seller inside a Flower client: it bids what the wallet can bear, refuses what the policy forbids, and accounts.
+"""A seller inside a Flower client: it bids within its wallet, refuses what its policy forbids, and charges each
+sale.
 
-Every handler runs in the client's own process and does not trust the server to keep to the offer, nor its own
-process to live until the reply. Before the wallet is charged and a record is read, an order is checked against the
+Every handler runs in the client's own process. It does not rely on the server to keep to the offer, nor on its own
+process to exist until the reply. Before the wallet is charged and a record is read, an order is checked against the
 seller's policy, the offer, the broker's award, the shapes and sizes of the weights, and the model's layers, in that
-order. Nothing here needs torch.
+order. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from privmarket.broker._client import BrokerClient
     from privmarket.broker._signatures import SigningKey
 MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
-_COMPARED = 50  # so many of a seller's newest sales at a broker are held against its wallet
+_COMPARED = 50  # this many of a seller's newest sales at a broker are compared with its wallet
 _PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
@@ -55,7 +56,8 @@ WALLETS_FOLDER = "out/flower-wallets"  # where neither says anything: below the 
 def own_file(context: Context, name: str) -> Path:
     """A file of the node's own, in a folder that the node's owner named.
 
-    Never one from the run's configuration: who submits a run writes that, and a new folder is a new lifetime.
+        Never a folder from the run's configuration, which whoever submits the run writes: a new folder would be
+    a new wallet.
     """
     folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER)
     return Path(folder).absolute() / name
@@ -63,14 +65,14 @@ def own_file(context: Context, name: str) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a client trains for.
+    """The order for which a client trains, with its own noise.
 
     Attributes:
         sale: what it sold, and the public plan.
         noise_multiplier: standard deviation of the noise over `sale.clip_norm`, from the client's own calibration.
-        noise: where batches and noise are drawn from.
+        noise: the source of batches and noise.
         client: the client's name.
-        unit: whose presence the seller's policy protects, `record` or `person`.
+        unit: the unit of the seller's policy, `record` or `person`.
     """
 
     sale: Sale
@@ -84,21 +86,21 @@ class Job:
 TrainFunction = Callable[[Arrays, Job], Mapping[str, np.ndarray]]
 """(global weights, job) ↦ global minus local weights, under the same names. It must add `job`'s noise itself."""
 TrainMany = Callable[[Arrays, Sequence[Job]], Sequence[Mapping[str, np.ndarray]]]
-"""The same for several clients that live in one process, for simulations: every job gives what it would alone."""
+"""The same for several clients in one process, for simulations; each job has the same result as alone."""
 
 
 class ShareTraining(Protocol):
-    """Trains for a secure sum under aggregate trust: what `client_app(share=…)` takes."""
+    """Training for a secure sum under aggregate trust: the argument `client_app(share=…)`."""
 
     def records(self, context: Context) -> int:
         """The number of records that this client holds."""
 
     def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Mapping[str, np.ndarray]:
-        """What the client adds to the sum: its clipped sum on `grid` with its share of the noise, int64 by name."""
+        """The client's part of the sum: its clipped sum on `grid` with its share of the noise, int64 by name."""
 
 
 class MarketClientApp(ClientApp):
-    """A Flower `ClientApp` that sells ε; `seller` holds its handlers. The text of an error never leaves it."""
+    """A Flower `ClientApp` that sells ε; `seller` has its handlers. Texts of errors never leave it."""
 
     seller: Seller
 
@@ -163,7 +165,7 @@ class Seller:
                         if not fits > 0:
                             raise PolicyRefusal(Reason.WALLET, "the wallet holds no further sale of this kind")
                         wanted = replace(wanted, epsilon=fits)
-            # Before the offer is remembered: an offer that the broker did not take can never be sold.
+            # Before the offer is remembered, so that an offer that the broker did not accept cannot be sold.
             client = self.name(context) if self.broker is None else self._bid_at_broker(terms, context, wanted)
             offered = 0.0 if wanted is None else float(wanted.epsilon)
             of_round = terms.run, terms.number, terms.broker_round
@@ -182,9 +184,10 @@ class Seller:
         return Message(wire.put(RecordDict(), answer), reply_to=message)
 
     def _check_count(self, terms: Terms, declared: float, context: Context) -> None:
-        """Declines where a secure sum would have no room for all of this client's records.
+        """Declines if this client holds more records than it declares, so that its integers would not fit a secure
+        sum.
 
-        The server makes room for what sellers declare. Found out in the sum, it would cost all other sellers ε.
+        If that happened in the sum, all other sellers would lose ε.
         """
         if terms.trust == "aggregate" and self.share is not None:
             records = self.share.records(context)
@@ -199,10 +202,10 @@ class Seller:
         self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
-        """Holds a call or an order against the policy and, where there is a broker, against what it published.
+        """Checks a call or an order against the policy and, with a broker, against the published task.
 
         Returns:
-            Who buys, as the broker says it; empty without a broker.
+            The buyer's name at the broker; empty without a broker.
         """
         if len(asked.run) > refusals.LONGEST_TEXT or not asked.run.isprintable():
             raise PolicyRefusal(Reason.MESSAGE, f"a run with a name of {len(asked.run)} characters")
@@ -235,7 +238,7 @@ class Seller:
 
     @property
     def has_register(self) -> bool:
-        """Whether somebody besides the server says who is in a secure sum: its own list, its broker, a register."""
+        """Whether its own list, a broker or a register says who is in a secure sum, and not only the server."""
         return self.parties is not None or self.broker is not None or self.policy.register_key is not None
 
     def sell(self, message: Message, context: Context) -> Message:
@@ -259,7 +262,7 @@ class Seller:
                 updates = [self.train(weights, job) for job in jobs.values()]
             else:
                 updates = list(self.train_many(weights, list(jobs.values()))) if jobs else []
-        except Exception as error:  # whatever it raises, even a refusal, is a failure: ε is reserved by now
+        except Exception as error:  # every error, even a refusal, is a failure here, since ε is reserved
             replies |= {at: refusals.refuse(*orders[at], error, Reason.FAILED) for at in jobs}
             return [replies[at] for at in range(len(orders))]
         for (at, job), update in zip(jobs.items(), updates, strict=True):
@@ -285,7 +288,7 @@ class Seller:
         """Checks a sale and its weights, calibrates the noise, and charges the wallet; all before training.
 
         Args:
-            try_app: called before the wallet is charged; what it raises refuses the sale.
+            try_app: called before the wallet is charged; an error in it refuses the sale.
 
         Raises:
             PolicyRefusal: it is outside the policy, the offer or the broker's award, or the model mixes records.
@@ -330,16 +333,17 @@ class Seller:
                     broker_round=sale.broker_round,
                     due_micro=sale.payment_micro,
                 )
-        # Without a wallet file the node's own memory keeps a round from being sold twice.
+        # Without a wallet file, the node's own state prevents a second sale in a round.
         del context.state[MEMORY]
         return job
 
     def close(self, sale: Sale, update: Arrays, context: Context) -> None:
-        """Notes that the update of a sale leaves now, in the wallet and at the broker."""
+        """Records that the update of a sale leaves now, in the wallet and at the broker."""
         with self._wallet(context) as wallet:
             if wallet is None and self.broker is None:
                 return
-            # A share of a secure sum has little noise of its own: of a few numbers somebody could try out all.
+            # A share of a secure sum has little noise of its own: with few numbers, somebody could guess it from
+            # its hash.
             salt = {"": np.frombuffer(os.urandom(32), dtype=np.uint8)} if sale.trust == "aggregate" else {}
             sha256 = wire.digest({**update, **salt})
             if wallet is not None:
@@ -349,13 +353,13 @@ class Seller:
                 broker.claim_delivery(sale.broker_round, sha256)
 
     def receive(self, message: Message, context: Context) -> Message:
-        """Notes in the wallet what the receipt of the last round says: the payment, or why there was none."""
+        """Records in the wallet what the receipt of the last round says: the payment, or why there was none."""
         wire.take(message.content, Terms)
         self._note_receipt(message.content, context)
         return Message(RecordDict(), reply_to=message)
 
     def _compare(self, broker: BrokerClient, context: Context) -> None:
-        """Holds the wallet against the newest of this seller's sales in the broker's books, and notes payments."""
+        """Compares the wallet with this seller's newest sales in the broker's books, and records payments."""
         if self.wallet(context) == UNLIMITED:
             return
         with refusals.becomes(Reason.BROKER, PrivmarketError):
@@ -368,7 +372,7 @@ class Seller:
         receipt = wire.take(content, Receipt, None)
         if receipt is None:
             return
-        if self.broker is not None:  # what the broker says was paid, not the server
+        if self.broker is not None:  # payments as the broker states them, not the server
             with self.broker(context) as broker:
                 self._compare(broker, context)
             return
@@ -394,7 +398,7 @@ class Seller:
         return wallet.open()
 
     def journal(self, context: Context) -> SumJournal:
-        """Where this client keeps its state of secure sums: beside its wallet, unless told otherwise."""
+        """The journal of this client's secure sums: beside its wallet, unless set otherwise."""
         wallet = self.wallet(context)
         if isinstance(wallet, WalletFile):
             return FileJournal(wallet.path.with_suffix(".sums"))
@@ -403,7 +407,8 @@ class Seller:
         return FileJournal(own_file(context, f"client-{self.name(context)}.sums"))
 
     def check_journal(self, context: Context) -> None:
-        """Refuses to go on where the journal of secure sums is an older copy: the wallet knows a sum it does not.
+        """Refuses to continue if the journal of secure sums is an older copy, i.e. lacks a sum that is in the
+        wallet.
 
         Raises:
             WalletFileError: it is.
@@ -422,9 +427,9 @@ class Seller:
                 wallet.check_journal(has_begun)
 
     def note_list(self, context: Context, listed: SurvivorList) -> None:
-        """Notes in the wallet which list of survivors this client signs: one for each sale.
+        """Records in the wallet which list of survivors this client signs: one for each sale.
 
-        At a broker the wallet is held against the books first, so that not both files can be older copies.
+        With a broker the wallet is compared with the books first, so that not both files can be older copies.
 
         Raises:
             WalletFileError: it signed another before, or the wallet is an older copy.
@@ -440,7 +445,7 @@ class Seller:
                 wallet.confirmed(sale_name(signed.task, signed.round), sha256)
 
     def signer(self, context: Context) -> Signer:
-        """What this client signs with in secure sums: its registered key, else one that its journal keeps."""
+        """The signing key of this client in secure sums: its registered key, else one from its journal."""
         registered = self.registered_key(context)
         if registered is not None:
             return RegisteredSigner(registered)
@@ -448,7 +453,7 @@ class Seller:
             return journal.identity()
 
     def registered_key(self, context: Context) -> SigningKey | None:
-        """The key that this client signs its keys of a secure sum with: as given, else the one it bids with."""
+        """The registered key of this client for secure sums: as given, else the one that it bids with."""
         if self.identity is not None:
             return self.identity(context)
         if self.broker is None:
@@ -466,7 +471,7 @@ class Seller:
             return {str(seller["public_key"]) for seller in broker.cohort(broker_round)}
 
     def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> str:
-        """The bid goes to the broker, sealed; the server of the training only hears who this is."""
+        """Sends the bid to the broker, sealed. The server of the training only learns who this client is."""
         assert self.broker is not None
         with self.broker(context) as broker:
             if wanted is not None and terms.trust == "aggregate" and self.registered_key(context) is None:
@@ -485,7 +490,7 @@ class Seller:
 
 @dataclass(frozen=True)
 class RegisteredSigner:
-    """A key that a client bids or is registered with, as the protocol of secure sums takes it."""
+    """A key that a client bids with or is registered with, as a `secagg.Signer`."""
 
     key: SigningKey
 
@@ -501,7 +506,7 @@ class RegisteredSigner:
 
 @lru_cache(maxsize=4096)
 def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
-    """The release that sells ε; remembered, since calibration takes a millisecond and the same ε is often sold."""
+    """The release that sells ε; cached, since calibration takes a millisecond and the same ε is often sold."""
     return family.event(epsilon)
 
 
@@ -521,7 +526,7 @@ def _check_against_offer(sale: Sale, context: Context) -> None:
 
 
 def trained(train: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
-    """What training gives. Whatever it raises, even a refusal, is a failure: ε is reserved by now."""
+    """The result of training. Every error, even a refusal, becomes a failure, since ε is reserved."""
     try:
         return train()
     except Exception as error:

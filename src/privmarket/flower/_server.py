@@ -60,7 +60,7 @@ BROKER_KEY = "broker-url"
 
 
 class MarketServerApp(ServerApp):
-    """A Flower `ServerApp` that runs a market; `result` holds what the last run came to."""
+    """A Flower `ServerApp` that runs a market; `result` is the result of the last run."""
 
     result: MarketResult | None = None
 
@@ -81,21 +81,21 @@ def server_app(
     """A Flower `ServerApp` that buys ε in every round and trains with what it bought.
 
     Args:
-        model: makes the `torch.nn.Module` that is trained; its trainable parameters are what clients get. A model
-            that mixes records is refused before the first round, see `training.require_supported`.
-        initial_weights: instead, arrays by name.
+        model: makes the `torch.nn.Module` that is trained; clients get its trainable parameters. A model that mixes
+            records is refused before the first round, see `training.require_supported`.
+        initial_weights: instead of a model, arrays by name.
         evaluate: measures the model (the module, or the arrays by name) after a round: one number. It is tried
             before the first round; if it fails later, the run goes on without it.
         task: instead of `model` and `evaluate`, a task or a function that makes one. Its public records train the
-            first model and give `score_before`, its test records measure.
+            first model and give `score_before`; models are measured on its test records.
         broker: URL of the broker that holds the auctions, or a connection to it; in this process unless given.
         token: the buyer's token there; the environment's PRIVMARKET_BROKER_TOKEN unless given.
-        register: signs the roster of each round's secure sum, which sellers whose policy names it ask for: a
-            function that carries a `secagg.Roster` to the register and returns its signature, or the folder of a
-            `secagg.SellerRegister` on this machine.
+        register: signs the roster of each round's secure sum, for sellers whose policy names the register: a
+            function from a `secagg.Roster` to the register's signature, or the folder of a `secagg.SellerRegister`
+            on this machine.
         result_file: where the result is written as JSON. Settled rounds are kept beside it until then: a stopped
             run goes on when it is started again.
-        on_round: told every round's record.
+        on_round: called with every round's record.
         settings: see `MarketSettings`. Flower's run configuration (`flwr run --run-config "budget=5.0"`) overrides
             them by name, and `result-file` and `broker-url` likewise. `steps`, `learning_rate` and
             `expected_batch` are chosen from public numbers where they are left out.
@@ -156,7 +156,7 @@ def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
     def start() -> Arrays:
         assert model is not None
         module = model()
-        # Before any bid: every client would refuse such a model, one by one.
+        # Before any bid: every client would refuse such a model.
         engine.require_supported(module)
         return training.trainable_arrays(module)
 
@@ -181,7 +181,7 @@ def _module_evaluation(model: Callable[[], nn.Module], evaluate: Callable[[nn.Mo
 
 @dataclass(eq=False)
 class MarketRun:
-    """One run: its market, and the model as it stands. It has the winners train, as `rounds._driver` asks."""
+    """One run: its market and its current model. It implements `Trainers` of `rounds._driver`."""
 
     grid: Grid
     settings: MarketSettings
@@ -232,7 +232,7 @@ class MarketRun:
         return self.result()
 
     def result(self, *notes: str) -> MarketResult:
-        """What the rounds so far came to."""
+        """The result of the rounds so far."""
         market = self.market
         subject = self.subject or Subject(lambda: self.start_weights, self.evaluate)
         return MarketResult(
@@ -252,7 +252,7 @@ class MarketRun:
         )
 
     def stopped(self) -> MarketResult:
-        """What a run that was interrupted came to. Clients of settled rounds are told that they were paid."""
+        """The result of an interrupted run. Clients of settled rounds get their receipts."""
         if self.settings.receipts and self.fleet.receipts:
             self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
             self.fleet.receipts = {}
@@ -260,7 +260,7 @@ class MarketRun:
         return self.result(self.market.stopped_note(self.partial))
 
     def _go_on(self) -> None:
-        """Takes up the rounds that a stopped run with the same settings left."""
+        """Continues from the settled rounds of a stopped run with the same settings."""
         left = checkpoint.found(self.partial, self.settings, self.start_weights)
         if left is None:
             return
@@ -291,7 +291,7 @@ class MarketRun:
         if delivered.update is not None:
             self.state = self.state.moved(delivered.update, settings, number / settings.rounds)
         closed = market.close(played, record)
-        self._keep()  # a stop from here on finds this round settled
+        self._keep()  # if the run is stopped from here on, this round is settled
         if self.evaluate is not None and settings.measures_after(number):
             closed = replace(closed, accuracy=later_score(self.evaluate, self.model_weights()))
             market.records[-1] = closed
@@ -304,7 +304,7 @@ class MarketRun:
         return self._arrays(self.state.tested(self.settings).numpy())
 
     def train(self, auction: Round) -> Delivered:
-        """Sends every seller its own order; what comes back in time, and Σ α·update over what can be used of it."""
+        """Sends every seller its order. Returns what arrives in time, and Σ α·update over the usable updates."""
         if auction.terms.trust == "aggregate":
             return self._train_sum(auction)
         if self.settings.secure_aggregation:
@@ -330,12 +330,12 @@ class MarketRun:
         return Delivered(deliveries, total)
 
     def _train_sum(self, auction: Round) -> Delivered:
-        """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
+        """Aggregate trust: the exact sum of the sellers' integers, each with a share of the noise."""
         weights = self._arrays(self.state.weights.numpy())
         return Delivered(*buy_sum(self.market, auction, weights, self.register))
 
     def _train_secure(self, auction: Round) -> Delivered:
-        """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
+        """Local trust with masks: clients multiply by n·α, the server divides the sum by the Σ α of those in it."""
         sellers = [client for client in auction.offers if client in auction.awards]
         shares = seller_weights(auction, sellers, self.settings.aggregation, self.market.objective)
         alpha = dict(zip(sellers, shares.tolist(), strict=True))

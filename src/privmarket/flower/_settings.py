@@ -1,4 +1,4 @@
-"""What a market on Flower is told: the auction, the training plan, the deadlines. Nothing here needs torch.
+"""The settings of a market on Flower: the auction, the training plan, the deadlines. Does not need torch.
 
 `settings_from` and the `require_…` functions check the arguments of apps before the first message: misspelt names,
 a module in place of the function that makes it, a score that is no number.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MarketSettings(MarketPlan, TrainingPlan):
-    """One run's public constants: what `plans` declares for every engine, and what only Flower needs."""
+    """One run's public settings: those of every engine (`plans`), and those that only Flower needs."""
 
     mechanism: Rule = MarketPlan.mechanism  # type: ignore[assignment]  # here also a rule itself
     epsilon_max: float = setting(EPSILON_MAX, "The public limit on offers.", above=0)
@@ -65,7 +65,7 @@ class MarketSettings(MarketPlan, TrainingPlan):
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            # A run configuration may give 2 for a number; 2.5 rounds are a slip.
+            # A run configuration may give 2 for a float; 2.5 rounds are an error.
             if one.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ConfigurationError(f"{one.name} is {value!r}", "give a whole number")
         MarketPlan.__post_init__(self)
@@ -81,7 +81,7 @@ class MarketSettings(MarketPlan, TrainingPlan):
         return AggregationError(self.kappa, self.heterogeneity)
 
     def rule(self) -> Mechanism:
-        """The auction rule, told the public limit on offers where it wants to know it."""
+        """The auction rule, with the public limit on offers if it takes one."""
         return resolve(self.mechanism, market=MarketFacts(epsilon_max=self.epsilon_max), **self.mechanism_settings)
 
     def overridden(self, run_config: Mapping[str, UserConfigValue]) -> MarketSettings:
@@ -104,11 +104,11 @@ def settings_from(place: str, given: Mapping[str, Any], others: Iterable[str]) -
     """Settings by name.
 
     Args:
-        place: whose arguments they are, for messages.
-        others: further names that `place` takes, for guesses.
+        place: the function whose arguments they are, for messages.
+        others: further arguments of `place`, for suggestions.
 
     Raises:
-        UnknownNameError: a name is no setting; with the nearest one.
+        UnknownNameError: a name is not a setting; the message has the nearest one.
         ConfigurationError: a value is outside its limits.
     """
     known = [one.name for one in fields(MarketSettings)]
@@ -124,7 +124,7 @@ def own_arguments(function: Callable[..., object]) -> list[str]:
 
 
 def require_maker(place: str, name: str, value: object) -> None:
-    """Refuses a thing where a function that makes it is wanted: `model=build()` for `model=build`.
+    """Refuses an object where a function that makes it is needed: `model=build()` for `model=build`.
 
     Raises:
         ConfigurationError: it cannot be called without arguments, or is a module.
@@ -145,10 +145,10 @@ def require_maker(place: str, name: str, value: object) -> None:
 
 
 def score_of(value: object, function: Callable[..., object]) -> float:
-    """One number out of what a function for measuring returned.
+    """The number that a scoring function returned.
 
     Raises:
-        ConfigurationError: it is none; with the function's file and line.
+        ConfigurationError: it is not a number; the message has the function's file and line.
     """
     plain = value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1,) else value
     if callable(plain):
@@ -165,7 +165,7 @@ def score_of(value: object, function: Callable[..., object]) -> float:
 
 
 def where(function: Callable[..., object]) -> str:
-    """`file.py, line 12`, where a function stands."""
+    """`file.py, line 12`: the place of a function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__qualname__", type(function).__name__)
@@ -173,7 +173,7 @@ def where(function: Callable[..., object]) -> str:
 
 
 def tried_score(measure: Callable[..., object], *arguments: Any) -> float:
-    """The first score, taken before anyone is asked for a bid: what fails here has cost nothing.
+    """The first score, before anyone is asked for a bid, so that an error here costs nothing.
 
     Raises:
         ConfigurationError: the function raised an error, or returned no number.
@@ -190,7 +190,7 @@ def tried_score(measure: Callable[..., object], *arguments: Any) -> float:
 
 
 def later_score(measure: Callable[..., object], *arguments: Any) -> float | None:
-    """A score after a round; None, with a line in the log, where it fails: the round is paid and must be kept."""
+    """A score after a round; None, with a line in the log, if it fails: the round is paid and must be kept."""
     try:
         return score_of(measure(*arguments), measure)
     except Exception as error:  # the function is the user's and may raise anything
@@ -201,7 +201,7 @@ def later_score(measure: Callable[..., object], *arguments: Any) -> float | None
 def checked_evaluation(
     evaluate: Callable[[int, ArrayRecord], MetricRecord | None],
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """A strategy's `evaluate_fn`, which fails before the first round or not at all."""
+    """A strategy's `evaluate_fn`; it may raise an error before the first round only."""
 
     def measure(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         try:
@@ -227,7 +227,7 @@ def checked_evaluation(
 
 InitialWeights = Callable[[], Mapping[str, np.ndarray]]
 Evaluate = Callable[[Arrays], float]
-"""The weights that are tested, array by array ↦ a figure of merit."""
+"""The weights that are tested, array by array ↦ a score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,10 +236,10 @@ class Subject:
 
     Attributes:
         start: the first weights, array by array.
-        measure: the weights ↦ a score; None where nothing is measured.
-        build: makes the module, where there is one.
-        task: what is learned, where the app said so.
-        own_records: what the buyer's own records give for nothing.
+        measure: the weights ↦ a score; None if nothing is measured.
+        build: makes the module, if there is one.
+        task: what is learned, if the app gave a task.
+        own_records: the models of the buyer's own records.
     """
 
     start: InitialWeights

@@ -1,12 +1,11 @@
-"""An auction around any Flower strategy: whom the strategy picks must bid, and only winners train.
+"""An auction around any Flower strategy: the clients that the strategy picks bid, and only winners train.
 
-The strategy keeps its sampling, its aggregation and its optimiser. What is added: a call for bids before training,
-each winner's own order in its own message, payment for updates that can be used, and weights by what was sold.
+The strategy keeps its sampling, its aggregation and its optimiser. Added are a call for bids before training, an
+order for each winner in its own message, payment for usable updates, and weights by what was sold.
 
 Under aggregate trust the secure sum is bought first, and the strategy gets one reply, the noisy average. So every
-strategy works that uses the replies only through their average: FedAvg, and those with an optimiser on the server
-(FedAvgM, FedAdagrad, FedAdam, FedYogi). One that compares replies, such as Krum or a median, has nothing to
-compare.
+strategy works that uses only the average of the replies: FedAvg, and those with an optimiser on the server
+(FedAvgM, FedAdagrad, FedAdam, FedYogi). Strategies that compare replies, such as Krum or a median, are refused.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ NOISE_ON = ("records", "update")
 
 
 class AllFailedError(PrivmarketError):
-    """Everybody failed for the same reason: no further round is played. What was settled stays settled."""
+    """Everybody failed for the same reason, so no further round is played. Settled rounds stay settled."""
 
     code = "all-failed"
 
@@ -80,9 +79,9 @@ class AuctionStrategy(Strategy):
     Args:
         inner: the strategy that trains.
         weighted_by_key: the metric by which `inner` weighs updates; overwritten by what the auction bought.
-            None leaves what clients send.
-        broker, token: the broker that holds the auctions; in this process unless given.
-        model: makes the `torch.nn.Module` that clients train; one in which records mix is refused before any bid.
+            With None, clients' values are kept.
+        broker, token: the broker that holds the auctions; by default they are held in this process.
+        model: makes the `torch.nn.Module` that clients train; one that mixes records is refused before any bid.
         register: under aggregate trust, signs the roster of each round, see `server_app`.
         noise: what clients clip and noise, as their `WalletMod` says: "records", or "update".
         result_file: where the result is written as JSON. Settled rounds are kept beside it until then: a stopped
@@ -160,8 +159,8 @@ class AuctionStrategy(Strategy):
     ) -> Result:
         """Flower's `start`, with an auction in every round; the arguments are Flower's.
 
-        An `evaluate_fn` that fails does so before the first round, or costs no more than its own figure. A run that
-        is interrupted leaves a result of the rounds that were settled.
+        If `evaluate_fn` fails before the first round, the run does not start; later, only its figure is missing. An
+        interrupted run leaves a result of the settled rounds.
         """
         self._prepare(grid, initial_arrays, num_rounds)
         left = checkpoint.found(self._partial, self.settings, arrays_of(initial_arrays))
@@ -192,7 +191,7 @@ class AuctionStrategy(Strategy):
             log_summary(self.result)
             raise
         if not len(result.arrays):
-            result.arrays = self._arrays  # nothing was bought: an app that saves the model saves the one it has
+            result.arrays = self._arrays  # nothing was bought; an app that saves the model saves the initial one
         self._send_receipts()
         self.result = self._made(result)
         log_summary(self.result)
@@ -235,7 +234,7 @@ class AuctionStrategy(Strategy):
         return made
 
     def _parameters(self, arrays: ArrayRecord) -> int:
-        """How many weights are trained: those of the model that require gradients, else all numbers that may."""
+        """How many weights are trained: those of the model that require gradients; without a model, all floats."""
         if self._model is not None:
             return sum(p.numel() for p in self._model().parameters() if p.requires_grad)
         return sum(math.prod(a.shape) for a in arrays.values() if a.dtype.startswith("float")) or 1
@@ -243,7 +242,7 @@ class AuctionStrategy(Strategy):
     def _evaluation(
         self, measure: Callable[[int, ArrayRecord], MetricRecord | None]
     ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-        """Numbers rounds as the whole run does; the accuracy goes into the round's record."""
+        """An `evaluate_fn` that counts rounds over the whole run and stores the accuracy in the round's record."""
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             found = measure(number + self._before if number else 0, arrays)
@@ -309,7 +308,7 @@ class AuctionStrategy(Strategy):
         market.fleet.chosen = picked.keys()
         auction = hold_auction(market.pacing.terms(market.records), market.fleet, self.auctioneer, market.wallets)
         if self.settings.trust == "aggregate":
-            # The protocol has several exchanges of its own; the strategy has nothing left to send.
+            # The protocol sends its own messages; the strategy sends none.
             self._open = auction, {}, arrays
             self._sum = bought_average(market, auction, arrays, self.weighted_by_key, self.register)
             return []
@@ -320,7 +319,7 @@ class AuctionStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Pays for usable updates and hands them, and only them, to the inner strategy."""
+        """Pays for usable updates and passes only these to the inner strategy."""
         assert self._open is not None
         assert self._market is not None
         auction, sales, arrays = self._open
@@ -353,7 +352,7 @@ class AuctionStrategy(Strategy):
     def _merged(
         self, server_round: int, auction: Round, deliveries: Mapping[str, Delivery], received: list[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of the updates that can be used."""
+        """The inner strategy's aggregate of the usable updates."""
         market = self._begun
         usable = [client for client in auction.offers if (d := deliveries.get(client)) and d.update is not None]
         if not usable:  # nobody offered, sold or delivered
@@ -368,11 +367,11 @@ class AuctionStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's. Clients that enforce a wallet refuse: unaccounted metrics are a release."""
+        """The inner strategy's messages. Clients with a wallet refuse them, since no accountant counts metrics."""
         return self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The inner strategy's, on the replies that are no refusals; the run's summary counts those."""
+        """The inner strategy's result on the replies without refusals, which the run's summary counts."""
         answered = []
         for message in replies:
             refusal = None if message.has_error() else wire.take(message.content, Refusal, None)
@@ -383,10 +382,10 @@ class AuctionStrategy(Strategy):
         return self.inner.aggregate_evaluate(server_round + self._before, answered) if answered else None
 
     def report(self, context: Context, result: Result | None = None) -> MarketResult:
-        """What the market came to; also written to the run config's `result-file`, and kept in the server's state.
+        """The result of the market; also written to the run config's `result-file`, and kept in the server's state.
 
         Args:
-            context: the server app's.
+            context: of the server app.
             result: what `start` returned; for apps with a loop of their own.
         """
         if self._market is None:
@@ -406,7 +405,7 @@ class AuctionStrategy(Strategy):
 
     @staticmethod
     def _with_order(message: Message, sale: Sale) -> Message:
-        """A message of its own: strategies send one shared record to everybody, and an order is private."""
+        """A copy of the message with an order: strategies share a record among clients, and an order is private."""
         content = RecordDict(dict(message.content))
         wire.put(content, sale)
         meta = message.metadata
@@ -423,12 +422,12 @@ _BY_AVERAGE = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 
 
 def require_average(inner: Strategy) -> None:
-    """Refuses a strategy that compares replies: under aggregate trust there is one.
+    """Refuses a strategy that compares replies: under aggregate trust there is only one reply.
 
-    A strategy of one's own says that it uses only the average by `uses_only_average = True`.
+    Your own strategy declares that it uses only the average by `uses_only_average = True`.
 
     Raises:
-        ConfigurationError: it does, or nothing is known about it.
+        ConfigurationError: it compares replies, or nothing is known about it.
     """
     if type(inner) not in _BY_AVERAGE and not getattr(inner, "uses_only_average", False):
         names = ", ".join(one.__name__ for one in _BY_AVERAGE)

@@ -1,10 +1,10 @@
-"""A seller's side of a secure sum on Flower: it carries the messages of `secagg.Client`, and trains when asked to.
+"""A seller's side of a secure sum on Flower: it transports the messages of `secagg.Client`, and trains in between.
 
-The protocol and its checks are in `privmarket.secagg`. Added here is what a seller knows besides: its offer, the
-sellers that a broker or register awarded, its policy and wallet, and what its own vector may be.
+The protocol and its checks are in `privmarket.secagg`. Added here are checks against the seller's offer, the
+sellers that a broker or register awarded, its policy and wallet, and the size of its own vector.
 
 Under aggregate trust a vector is the seller's clipped sum as integers, with its share of the noise. Under local
-trust it is the whole noisy update, rounded: masks then only keep the server from looking at single updates.
+trust it is the whole noisy update, rounded; masks then only hide single updates from the server.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REASONS = {
 
 
 class SecureClientApp(MarketClientApp):
-    """A client app whose updates leave masked, and in no other way."""
+    """A client app whose updates leave only masked."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answers a message, or says in one word why not."""
@@ -64,7 +64,7 @@ class SecureClientApp(MarketClientApp):
 
 
 def secure_client(seller: Seller) -> SecureClientApp:
-    """A client app whose updates leave masked. Without a mask it sends nothing."""
+    """A client app whose updates leave only masked."""
     app = SecureClientApp()
     app.seller = seller
     app.query("bid")(seller.bid)
@@ -94,7 +94,7 @@ def secure_client(seller: Seller) -> SecureClientApp:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Inside the block a refusal of the protocol becomes one of the seller's words."""
+    """A context in which a refusal of the protocol becomes one of the seller's words."""
     try:
         yield
     except SumRefusal as error:
@@ -102,13 +102,13 @@ def _refusals() -> Iterator[None]:
 
 
 def _minimum_cohort(seller: Seller, context: Context) -> int:
-    """The fewest sellers of a sum: the policy's under aggregate trust, any number where updates only get a mask."""
+    """The fewest sellers of a sum: the policy's under aggregate trust, any number under local trust."""
     offered = wire.take(context.state, Offered, None)
     return seller.policy.minimum_cohort if offered is None or offered.trust == "aggregate" else 1
 
 
 def _check_roster(seller: Seller, roster: Roster, signature: bytes, context: Context) -> None:
-    """Refuses a round that this seller made no offer for, or whose sums are not of the awarded sellers.
+    """Refuses a round for which this seller made no offer, or whose roster is not that of the awarded sellers.
 
     Raises:
         PolicyRefusal: `unsold` without an offer, or after its sale; `offer` for another round or honest share.
@@ -135,7 +135,7 @@ def _check_roster(seller: Seller, roster: Roster, signature: bytes, context: Con
 def _add(
     seller: Seller, client: Client, request: InputRequest, content: RecordDict, context: Context
 ) -> MaskedInput:
-    """Checks an order against what all sellers were told, trains for it, and masks what comes out."""
+    """Checks an order against the terms of the sum, trains for it, and masks the result."""
     terms = client.accept(request)
     sale = wire.take(content, Sale)
     weights = wire.read_arrays(content, wire.WEIGHTS)
@@ -198,12 +198,12 @@ def rounded(array: np.ndarray, reach: float) -> np.ndarray:
 
 
 def array_layout(arrays: Mapping[str, np.ndarray]) -> str:
-    """Which arrays a vector holds, in which order: an array in two places would be a second look at its numbers."""
+    """The names and order of the arrays in a vector; a repeated array would release its numbers twice."""
     return repr([(name, tuple(map(int, array.shape))) for name, array in arrays.items()])
 
 
 def binding(sale: Sale, layout: str) -> bytes:
-    """A hash of what all orders of a sum have in common: each seller's noise is what the others count on."""
+    """A hash of what all orders of a sum have in common, since sellers rely on each other's noise."""
     common = (sale.run, sale.number, sale.broker_round, sale.trust, sale.honest_share)
     of_sum = (sale.sellers, sale.cohorts, sale.levels, sale.reach)
     return hashlib.sha256(repr((*common, *of_sum, layout)).encode()).digest()

@@ -1,13 +1,12 @@
-"""The server's side of secure sums on Flower: it carries the messages of `secagg.Server` over the grid.
+"""The server's side of secure sums on Flower: it transports the messages of `secagg.Server` over the grid.
 
-A round of more sellers than one sum is made for begins with a dealing (`form_cohorts`, `secagg.Dealer`) and
-consists of several sums, whose messages travel together, step by step.
+A round with more sellers than one sum allows begins with a dealing (`form_cohorts`, `secagg.Dealer`) and has
+several sums, whose messages are sent together, step by step.
 
 A secure sum adds up integers of which the server sees only the total. Under aggregate trust (`secure_sum`) these
 are clipped sums, each with a share of a common noise. Under local trust (`secure_order`) they are whole updates
-with all of their own noise, rounded; client i of n sends n·α_i·update_i, so that the mean is Σ α_i·update_i. What
-nobody can do any more is look at one update: a client is paid for a masked vector, and one that sends garbage
-spoils the sum for all.
+with all of their own noise, rounded; client i of n sends n·α_i·update_i, so that the mean is Σ α_i·update_i. Nobody
+can check a single update: a client is paid for a masked vector, and one that sends garbage spoils the sum for all.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ FAILED = "the secure sum was not opened: too few sellers came through"
 SILENT = "no masked update before the deadline"
 NO_KEY = "sent no key for the secure sum"
 SUM_BITS = 54
-"""A seller's integers are made in 64-bit floats, which hold them exactly up to 2⁵³."""
+"""A seller's integers are computed as 64-bit floats, which hold integers exactly up to 2⁵³."""
 SignRoster = Callable[[Roster], bytes]
 """Asks a register to sign the roster of a round; returns its signature."""
 _log = logging.getLogger("privmarket.flower")
@@ -65,13 +64,13 @@ def clipping_range(sales: Iterable[Sale], deviations: float = 8.0) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Cohorts:
-    """Who sums with whom in a round.
+    """The cohorts of a round's secure sums.
 
     Attributes:
-        keys: awarded seller → the key that it signs with, also of those that are not here.
+        keys: awarded seller → the key that it signs with, including sellers that are not connected.
         cohort_of: awarded seller → the number of its cohort, from 0 on.
-        signature: of the register under the roster, where there is one.
-        dealing, secrets: what shows everybody that the server did not choose the cohorts; empty where there is one.
+        signature: of the register under the roster, if there is one.
+        dealing, secrets: prove to sellers that the server did not choose the cohorts; empty if there is one cohort.
     """
 
     keys: Mapping[str, bytes]
@@ -104,7 +103,7 @@ def form_cohorts(
     timeout_seconds: float,
     register: SignRoster | None = None,
 ) -> Cohorts:
-    """Has the register sign who was awarded, and deals the sellers to cohorts where one sum is too small for them.
+    """Lets the register sign the roster, and deals the sellers to cohorts if they are too many for one sum.
 
     Args:
         keys: awarded seller → its key.
@@ -151,7 +150,7 @@ def secure_sum(
 
     Returns:
         What each client delivered (without its share), and the sum over those whose sums were opened, int64 by
-        name; None where none was, or the sum would be too large: then nothing is uncovered.
+                    name; None if none was, or if the sum would be too large: then nothing is opened.
     """
     if cohorts is None:
         cohorts = Cohorts.one({client: fleet.sum_keys[client] for client in sales})
@@ -168,10 +167,10 @@ def secure_sum(
 def secure_order(
     grid: Grid, fleet: Fleet, sales: Mapping[str, Sale], weights: Arrays, timeout_seconds: float
 ) -> tuple[dict[str, Delivery], Arrays | None]:
-    """Local trust under a mask: sends every seller its order and adds up what comes back.
+    """Local trust with masks: sends every seller its order and adds up the answers.
 
     Returns:
-        What each client delivered (without its update), and the mean over those that did of what they sent.
+        What each client delivered (without its update), and the mean of the vectors that were delivered.
     """
     known = {client: sale for client, sale in sales.items() if client in fleet.sum_keys}
     without = {client: Delivery(fault=NO_KEY, refused=True) for client in sales if client not in known}
@@ -195,10 +194,10 @@ class SumRun:
 
     Attributes:
         servers: each sum's protocol.
-        number_of: client → its sum, as a place in `servers`, and its number there; for those that are here.
-        words: client → what it answered instead of a step's reply.
-        ordered: the clients that were sent an order: only these can have released anything.
-        survivors: whose masked vectors came.
+        number_of: client → its sum, as a place in `servers`, and its number there; for connected clients.
+        words: client → the word that it answered instead of a step's reply.
+        ordered: the clients that were sent an order; only these can have released anything.
+        survivors: the clients whose masked vectors came.
         counted: those of them whose sum was opened.
     """
 
@@ -225,7 +224,7 @@ class SumRun:
         largest: int,
         timeout_seconds: float,
     ) -> SumRun:
-        """The sums of these cohorts; members that have no order are not here, and count as dropped out.
+        """The sums of these cohorts; members without an order are not connected, and count as dropped out.
 
         Args:
             largest: the largest integer that a seller may have to send.
@@ -280,7 +279,7 @@ class SumRun:
         return total
 
     def deliveries(self) -> dict[str, Delivery]:
-        """client → what became of its order; `refused` where it certainly released nothing."""
+        """Client → the outcome of its order; `refused` if it certainly released nothing."""
 
         def delivery(client: str) -> Delivery:
             if client in self.survivors:
@@ -289,7 +288,7 @@ class SumRun:
             said = FAILED if word is None else f"refused: {in_policy_terms(word)}"
             if client not in self.ordered:
                 return Delivery(fault=said, refused=True)
-            # That training failed is itself something the records told: what was reserved for it is spent.
+            # A failed training may depend on the records, so what was reserved for it is spent.
             if word in {reason.value for reason in Reason} - {Reason.FAILED.value}:
                 return Delivery(fault=said, refused=True)
             return Delivery(fault=SILENT if word is None else f"client failed: {word}")
@@ -347,7 +346,7 @@ def _exchange(
 
 
 def _read(client: str, reply: Message) -> tuple[SumMessage | None, str | None]:
-    """What a reply carries: a message of the protocol, or the word of a refusal; neither where it is unreadable."""
+    """The content of a reply: a message of the protocol, or the word of a refusal; neither if it is unreadable."""
     if reply.has_error():
         return None, str(reply.error.reason)
     try:

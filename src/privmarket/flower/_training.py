@@ -1,13 +1,13 @@
 """Private training of any `torch.nn.Module` that can be trained record by record, for the sales of one client.
 
-What leaves is what `privmarket.training` releases: global minus local weights after noisy steps on clipped sums,
+A client releases what `privmarket.training` computes: global minus local weights after noisy steps on clipped sums,
 divided by a public number, or a share of a secure sum. Before a client sells, `require_trainable`,
-`require_records` and `require_noise` look whether this model can be trained on these records with that noise.
+`require_records` and `require_noise` check whether this model can be trained on these records with that noise.
 
-Records come as two arrays, a torch data set, or a `DataLoader` with any kind of batch (`records_of`). What is taken
-from a loader is its data set, each record once; its order and batch size do not matter, because `train_privately`
-draws its own batches. A sampler that may name a record twice is refused: such a record would be protected half as
-well as its owner was told.
+Records come as two arrays, a torch data set, or a `DataLoader` with any kind of batch (`records_of`). From a loader
+only its data set is used, each record once; its order and batch size do not matter, because `train_privately` draws
+its own batches. A sampler that may yield a record twice is refused, since that record would be protected half as
+well as promised.
 
 Implements: DP-SGD of [Abadi2016].
 """
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def trainable_arrays(module: nn.Module) -> Arrays:
-    """The module's trainable parameters by name, copied; what is frozen stays where it is."""
+    """Copies of the module's trainable parameters by name, without frozen ones."""
     return {n: p.detach().numpy().copy() for n, p in module.named_parameters() if p.requires_grad}
 
 
@@ -94,8 +94,7 @@ def private_module_update(
         module: its trainable parameters are overwritten by `weights`.
         inputs, labels: the client's records along the first axis, tensors or arrays.
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
-        persons: whose record each is, whole numbers ≥ 0; needed where the job's unit is a person.
-    """
+                persons: the person of each record, whole numbers ≥ 0; needed if the job's unit is a person."""
     require_per_record(module)
     records = client_records(module, inputs, labels, persons)
     model = PrivateModel(module, loss)
@@ -122,13 +121,13 @@ def train_privately(
     Before any ε is reserved the mod calls the app once for a trial. The trial ends in this function: shapes, types,
     the loss and one batch of made-up records of the same shape are tried, and nothing is trained.
 
-    Behind a `GuardMod` nothing is sold: the site's policy says how to train and how much noise there is, and what
-    leaves is what is released here, whatever the app replies.
+    Behind a `GuardMod` nothing is sold: the site's policy sets training and noise, and what is released here
+    leaves, whatever the app replies.
 
     Args:
         message: the message that the app was called with.
         context: its node's.
-        model: holds the weights that the message brought; afterwards those that may be sent back.
+        model: holds the weights of the message; afterwards those that may be sent back.
         data: the app's `DataLoader` or data set as it is, batches (inputs, labels) or mappings of the two; or the
             inputs along the first axis, beside `labels`.
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
@@ -154,7 +153,7 @@ def train_privately(
             require_records(inputs, targets, persons, job, loss)
             require_noise(job, int(targets.shape[0]), sum(array.size for array in weights.values()))
             raise trial.Passed
-        # Also with other weights than those that came: after the first noisy step it has others.
+        # Also with other weights than those of the message, since they change with the first noisy step.
         require_trainable(model, inputs, targets, loss, weights)
         update = private_module_update(model, weights, inputs, targets, job, loss, persons)
         load_arrays(model, {name: weights[name] - update[name] for name in weights})
@@ -173,7 +172,7 @@ def private_module_share(
     loss: Loss | None = None,
     persons: Column | None = None,
 ) -> Arrays:
-    """What a client adds to a secure sum for a job: its clipped sum on `grid` with its share of the noise, int64.
+    """A client's part of a secure sum: its clipped sum on `grid` with its share of the noise, int64.
 
     Args:
         module, weights, inputs, labels, loss, persons: as for `private_module_update`.
@@ -209,7 +208,7 @@ def job_plan(job: Job) -> LocalPlan:
 def client_records(
     module: nn.Module, inputs: Column, labels: Column, persons: Column | None = None
 ) -> ClientRecords:
-    """A client's records as the module takes them.
+    """A client's records in the form that the module takes.
 
     Raises:
         PrivacyError: there are more or fewer labels than inputs.
@@ -229,7 +228,7 @@ def require_trainable(
     `quick` tries only the weights that were sent.
 
     Raises:
-        ModelError: with the layer's name, and what to put there instead.
+        ModelError: with the layer's name, and what to use instead.
     """
     x = usable_inputs(module, inputs)
     if not quick:
@@ -273,10 +272,10 @@ def _try_batch(module: nn.Module, inputs: torch.Tensor, labels: Column, loss: Lo
 
 
 def note_values(inputs: Column, labels: Column, loss: Loss | None, module: nn.Module) -> None:
-    """Tells the client's own log what is odd about the values of its records; nothing of this leaves the client.
+    """Warns in the client's own log about unusable values in its records; nothing of this leaves the client.
 
-    Records that are no numbers, and labels that name no class, add nothing to the sum. A client of which all
-    records are of that kind sells noise, and its owner should know.
+    Records with NaN, and labels that are not a class, add nothing to the sum. If all records are like that, the
+    client sells noise, and its owner should know.
     """
     x = torch.as_tensor(inputs)
     y = torch.as_tensor(labels)
@@ -290,7 +289,7 @@ def note_values(inputs: Column, labels: Column, loss: Loss | None, module: nn.Mo
             with torch.no_grad(), one_thread():
                 outputs = copy.deepcopy(module).eval()(usable_inputs(module, torch.zeros_like(x[:1])))
             classes = int(outputs.shape[1])
-        except Exception:  # the module is the user's; what is wrong with it is said elsewhere
+        except Exception:  # the user's module; its errors are reported elsewhere
             return
         wrong = int(((y < 0) | (y >= classes)).sum())
         if wrong:
@@ -306,12 +305,12 @@ def note_values(inputs: Column, labels: Column, loss: Loss | None, module: nn.Mo
 def require_records(inputs: Column, labels: Column, persons: Column | None, job: Job, loss: Loss | None) -> None:
     """Refuses records that cannot be trained on: unequal lengths, labels of another type, bad person numbers.
 
-    What follows from shapes and types is public. That a person number is missing or negative is not: such a refusal
-    tells the server so, and no ε accounts for it. Values of inputs and labels are never looked at; a record that
-    cannot be used adds nothing to the sum.
+    Shapes and types are public. A missing or negative person number is not: such a refusal reveals it, and no ε
+    accounts for it. Values of inputs and labels are never checked; a record that cannot be used adds nothing to the
+    sum.
 
     Raises:
-        PrivacyError, ConfigurationError: what is wrong; for the client's own log only.
+        PrivacyError, ConfigurationError: with the details, for the client's own log only.
     """
     x, y = torch.as_tensor(inputs), torch.as_tensor(labels)
     if x.shape[0] != y.shape[0]:
@@ -331,7 +330,7 @@ def require_noise(job: Job, records: int, parameters: int) -> None:
     """Refuses a sale whose noise is beyond what can be drawn exactly.
 
     Raises:
-        PrivacyError: so little ε on so many weights.
+        PrivacyError: ε is too small for this many weights.
     """
     NoisySum.of(job.noise_multiplier, job.noise, job_plan(job), records, parameters)
 
@@ -346,10 +345,10 @@ def records_of(data: Any, labels: Column | None = None) -> tuple[Tensor, Tensor]
 
     Args:
         data: a `DataLoader`, a data set of records, or the inputs themselves.
-        labels: beside inputs.
+        labels: if `data` are the inputs.
 
     Raises:
-        DataError: there are none, or batches in which inputs and labels cannot be told apart.
+        DataError: there are no records, or inputs and labels of a batch cannot be told apart.
     """
     if labels is not None:
         return _plain(data), _plain(labels)
@@ -370,7 +369,7 @@ def records_of(data: Any, labels: Column | None = None) -> tuple[Tensor, Tensor]
 
 
 def columns_of(found: Any) -> tuple[Column, Column, Column | None]:
-    """Inputs, labels, and whose records they are or None, from what a client's own data function returned.
+    """Inputs, labels, and persons or None, from the result of a client's own data function.
 
     Raises:
         DataError: it is neither a tuple of two or three columns nor a loader or data set.

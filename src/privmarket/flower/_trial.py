@@ -1,13 +1,13 @@
-"""A first call of an app before anything is sold: what fails here costs no ε.
+"""A trial call of an app before anything is sold, so that errors of the app cost no ε.
 
 `WalletMod(noise="records")` calls the app behind it with a message that is marked as a trial. The app builds its
 model, loads its records and calls `train_privately`, which checks everything that it can check without reading a
-value of a record, and leaves the app by `Passed`. What the app would have answered is never sent. An app that fails
-on the way is refused, in one word; an app that comes back without having called `train_privately` has trained
-without protection and is refused, too.
+value of a record, and then leaves the app by raising `Passed`. The app's answer is never sent. An app that fails is
+refused, in one word. An app that returns without having called `train_privately` has trained without protection and
+is refused, too.
 
-Whether code of the owner's own fails before it calls `train_privately` may depend on its records: that is one bit
-for each run, and no ε accounts for it (docs/theory/finite-arithmetic.md).
+Whether the owner's code fails before it calls `train_privately` may depend on its records. That is one bit per run,
+and no ε accounts for it (docs/theory/finite-arithmetic.md).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PASSED = "privmarket-tried"  # in a node's state: the run for which a trial has
 Handler = Callable[[Message, Context], Message]
 
 
-class Passed(BaseException):  # no error: it leaves the app's code past its own `except Exception`
+class Passed(BaseException):  # not an Exception, so that the app's own `except Exception` does not catch it
     """The trial has passed."""
 
 
 def job_of(message: Message, context: Context) -> Job:
-    """What an app behind `WalletMod` was asked to train for.
+    """The job for which an app behind `WalletMod` was called.
 
     Raises:
         WireError: the message carries no sale, or passed no `WalletMod`.
@@ -56,10 +56,10 @@ def is_trial(message: Message) -> bool:
 
 
 def require_runs(call_next: Handler, message: Message, context: Context, job: ConfigRecord, run: str) -> None:
-    """Has the app run up to `train_privately`, once for each run.
+    """Runs the app up to `train_privately`, once per run.
 
     Args:
-        job: what the app finds under `wire.JOB`.
+        job: the record that the app gets under `wire.JOB`.
         run: the run's name.
 
     Raises:
@@ -95,12 +95,12 @@ def require_runs(call_next: Handler, message: Message, context: Context, job: Co
         context.state = state
 
 
-# What `train_privately` released for a message that a mod in this process is waiting for, by the message's token.
+# Token of a message → the weights that `train_privately` released for it, for a mod in this process.
 _released: dict[str, Mapping[str, np.ndarray]] = {}
 
 
 def new_token() -> str:
-    """Names one call of an app, in its record `wire.JOB`."""
+    """A new name for one call of an app, in its record `wire.JOB`."""
     return secrets.token_hex(8)
 
 
@@ -110,17 +110,17 @@ def _token(message: Message) -> str:
 
 
 def note_release(message: Message, arrays: Mapping[str, np.ndarray]) -> None:
-    """`train_privately` made these weights for a message."""
+    """Stores the weights that `train_privately` made for a message."""
     token = _token(message)
     if token:
         _released[token] = {name: array.copy() for name, array in arrays.items()}
 
 
 def require_released(message: Message, sent: Mapping[str, np.ndarray], answered: Mapping[str, np.ndarray]) -> None:
-    """Refuses an answer that is not what `train_privately` made.
+    """Refuses an answer that differs from what `train_privately` made.
 
     Trained weights must be those that it left in the model, to the last bit. All other arrays, such as frozen
-    weights, must be as the server sent them: what an app changed there nobody has noised.
+    weights, must be as the server sent them, since changes of the app would have no noise.
 
     Raises:
         PrivmarketError: the app trained without it, or went on afterwards.

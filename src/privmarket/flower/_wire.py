@@ -1,8 +1,8 @@
-"""What server and clients say to each other, as Flower records: terms, offer, order, update, receipt.
+"""The messages between server and clients, as Flower records: terms, offer, order, update, receipt.
 
-A message to a client holds what everybody may know (the terms of a round, the global weights) and what is that
-client's own (the ε it sold, its money), never anything of another client. Numbers travel as 64-bit floats, so an
-auction on the other side of a wire gives the same micro-units.
+A message to a client holds public data (the terms of a round, the global weights) and that client's own (the ε it
+sold, its money), never anything of another client. Numbers are sent as 64-bit floats, so an auction on another
+machine gives the same micro-units.
 
 Terms, offers, orders, refusals and receipts are frozen records whose fields travel under their own names: `put`
 writes one into a message, `take` reads it, checks the type of every field and refuses fields that it does not know.
@@ -35,7 +35,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class WireError(PrivmarketError):
-    """A message that does not say what it should."""
+    """A message with missing, unknown or wrong fields."""
 
     code = "bad-message"
 
@@ -45,7 +45,7 @@ class Sale:
     """One client's own order: what it sold, for how much, and how to train for it.
 
     Attributes:
-        epsilon: what it sold, at `family.delta`; the client turns it into noise itself.
+        epsilon: what it sold, at `family.delta`; the client computes its noise from it.
         payment_micro: due on delivery.
         clip_norm, learning_rate, expected_batch: the public training plan, see `training.LocalPlan`.
         share: factor by which the client multiplies its update before secure aggregation; 1 otherwise.
@@ -77,10 +77,10 @@ class Sale:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of one client's delivery: money, or why there was none, and whom the sale protected against.
+    """The receipt of one client's delivery: the payment, or why there was none, and the trust model of the sale.
 
     Attributes:
-        cohorts: under aggregate trust, to how many secure sums the round's sellers were dealt.
+        cohorts: under aggregate trust, the number of secure sums of the round.
     """
 
     run: str
@@ -97,9 +97,9 @@ class Answer:
 
     Attributes:
         bids: whether it offers something in this round; then price, ε and records are there.
-        reason: a word of `privacy._policy.Reason` for why it does not, where there is one.
-        accuracy: of its own model, where it declares one.
-        sum_key: the public key, in hexadecimal, with which it signs in secure sums; none where it takes no part.
+        reason: if it offers nothing, a word of `privacy._policy.Reason`, or none.
+        accuracy: of its own model, if it declares one.
+        sum_key: the public key, in hexadecimal, with which it signs in secure sums; none if it takes no part.
     """
 
     client: str
@@ -121,9 +121,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Offered:
-    """What a node remembers of its offer until the sale: it is kept in the node's state, never sent.
+    """A node's offer, kept in the node's state until the sale and never sent.
 
-    Messages of one run may be handled by different processes. Nothing was offered where ε is 0.
+    It is stored because messages of one run may be handled by different processes. If ε is 0 nothing was offered.
     """
 
     run: str
@@ -170,11 +170,11 @@ def take(content: RecordDict, kind: type[Record]) -> Record: ...
 @overload
 def take(content: RecordDict, kind: type[Record], default: None) -> Record | None: ...
 def take(content: RecordDict, kind: type[Record], default: object = WireError) -> Record | None:
-    """The record of that kind in a message; None, if that is given as default, where the message carries none.
+    """The record of this kind in a message, or `default` if that is None and the message has none.
 
     Raises:
-        WireError: there is none, a field is missing, of another type or out of its range, or there are fields that
-            we do not know.
+        WireError: there is none, a field is missing, of another type or out of its range, or there are unknown
+            fields.
     """
     name = NAMES[kind]
     hint = "use the same version on both sides"
@@ -250,9 +250,9 @@ def read_arrays(content: RecordDict, name: str | None) -> Arrays:
 
 
 def digest(arrays: Mapping[str, np.ndarray], values: int | None = None) -> str:
-    """SHA-256 of named arrays, of all values or of the first few of each: names an update.
+    """SHA-256 of named arrays, of all values or of the first few of each, which identifies an update.
 
-    Noise makes the first values of two releases differ, so few are enough to notice that one is sent again.
+    Noise makes the first values of two releases differ, so few suffice to detect a repeated update.
     """
     total = hashlib.sha256()
     for name in sorted(arrays):
