@@ -175,7 +175,9 @@ def promises_of(mechanism: Mechanism) -> tuple[Guarantee, ...]:
 class ApproximatelyTruthful(Guarantee):
     """The mean gain from the best misreport of (v, ε) is at most `max_regret` times the mean payment.
 
-    Misreports are those of `Truthful(in_="both")`: any v, and offers up to the client's own ε.
+    Misreports are those of `Truthful(in_="both")`: any v, and offers up to the client's own ε. The mean is over
+    clients and markets, so a single client may gain many times as much. An audit of several markets calls the
+    promise broken where the 95 % interval of the mean lies above it.
     """
 
     max_regret: float
