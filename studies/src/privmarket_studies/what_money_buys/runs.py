@@ -166,10 +166,12 @@ def _default(config: Config, market: FederationConfig) -> Training:
     return replace(usual, model="own", features="none")
 
 
-# What neighbouring cells share, by the name of its task and seed: one of each is kept.
+# What neighbouring cells share, by the name of its task and seed: one of each is kept, and a few trained models,
+# which are small and take long.
 _LAST_TASK: list[tuple[str, Task]] = []
 _LAST_WORLDS: list[tuple[str, StandIn]] = []
-_LAST_OWN: list[tuple[str, OwnModel]] = []
+_OWN_MODELS: dict[str, OwnModel] = {}
+_MODELS_KEPT = 4
 
 
 def _stand_in(config: Config, task: Task) -> StandIn:
@@ -187,10 +189,13 @@ def _own_model(config: Config, task: Task, seed: int) -> OwnModel | None:
     if task.public is None or len(task.public) < FEWEST_RECORDS:
         return None
     key = _task_name(config, seed)
-    if not _LAST_OWN or _LAST_OWN[0][0] != key:
+    if key not in _OWN_MODELS:
         with one_thread():
-            _LAST_OWN[:] = [(key, OwnTraining(task, seed).own_model())]
-    return _LAST_OWN[0][1]
+            made = OwnTraining(task, seed).own_model()
+        if len(_OWN_MODELS) == _MODELS_KEPT:
+            _OWN_MODELS.pop(next(iter(_OWN_MODELS)))
+        _OWN_MODELS[key] = made
+    return _OWN_MODELS[key]
 
 
 def _task_name(config: Config, seed: int) -> str:
