@@ -1,4 +1,4 @@
-"""What the broker answers, typed: the same classes inside the program and in the API's description.
+"""The broker's answers as types: the same classes are used in the program and in the API's description.
 
 Money is micro-units (1,000,000 is one unit), time is milliseconds since 1970 UTC, digests and keys are lower-case
 hexadecimal digits. Fields may be added later: readers ignore those that they do not know.
@@ -41,7 +41,7 @@ class WalletAnswer(TypedDict):
 
 # ---- of things that are stored: see `_shapes` -----------------------------------------------------------------
 
-if TYPE_CHECKING:  # what a checker sees of an answer that is made below
+if TYPE_CHECKING:  # the types of answers that are made below, for type checkers
     Party: TypeAlias = dict[str, Any]
     PartyLine: TypeAlias = dict[str, Any]
     Registered: TypeAlias = dict[str, Any]
@@ -65,9 +65,9 @@ else:
         """An answer with the fields of a row.
 
         Args:
-            about: its description in the API's.
-            without: fields that are not shown.
-            perhaps: fields that are left out where the caller may not see them, or an older answer had none.
+                    about: its description in that of the API.
+        without: fields that are not shown.
+        perhaps: fields that are left out if the caller may not see them, or if an older answer had none.
             more: fields beside those of the row, with their types.
         """
         kept = {one: kind for one, kind in get_type_hints(of).items() if one in of.columns() and one not in without}

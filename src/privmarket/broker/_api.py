@@ -1,4 +1,4 @@
-"""The HTTP face of the broker: FastAPI, bearer tokens, one error shape, paginated lists, idempotent writes."""
+"""The HTTP API of the broker: FastAPI, bearer tokens, one error shape, paginated lists, idempotent writes."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _STATIC = pathlib.Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What an operator may set.
+    """The settings of an operator.
 
     Attributes:
         open_registration: whether anybody may register as buyer or seller, or operators only.
         requests_per_second: how many requests one account may make, on average; `burst` at once.
         address_factor: how many accounts' worth of requests one address may make.
-        tick_seconds: how often deadlines are looked at; 0 never, for tests that do it themselves.
+        tick_seconds: how often deadlines are checked; 0 never, for tests that do it themselves.
         secure_cookies: whether browsers send the dashboard's cookies over HTTPS only.
         access_log: one JSON line per request on standard error.
-        currency: what the dashboard calls a unit of money.
+        currency: the dashboard's name for a unit of money.
         webhooks: whether parties may have their events posted to addresses in the public internet.
     """
 
@@ -82,7 +82,7 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     app.state.allowance = RateLimit(chosen.requests_per_second, chosen.burst)
     limits = chosen.limits
     app.state.account_places = Places(limits.requests, limits.requests_per_account)
-    # As they are: `include_router` would analyse every route again, a quarter of a second at the first request.
+    # Added directly: `include_router` would analyse every route again, a quarter of a second at the first request.
     app.router.routes += [*market.routes, *operators.routes, *audits.routes, *health.routes, *pages.routes]
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
@@ -102,7 +102,7 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
-    """The description, with how one says who one is."""
+    """The OpenAPI description, with the bearer-token authentication that FastAPI does not add by itself."""
     document = FastAPI.openapi(app)
     bearer = {"type": "http", "scheme": "bearer", "description": "Your token."}
     document["components"]["securitySchemes"] = {"token": bearer}
@@ -150,7 +150,7 @@ def _json(
 def _answer(
     request: Request, status: int, code: str, message: str, hint: str, field: str | None = None
 ) -> Response:
-    """A person's browser gets a page, everybody else the one JSON shape."""
+    """The answer to an error: a page for a browser, JSON for everybody else."""
     if is_page(request) and "text/html" in request.headers.get("accept", ""):
         return error_page(request, status, PrivmarketError(message, hint))
     return _json(request, status, code, message, hint, field=field)

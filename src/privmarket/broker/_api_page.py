@@ -55,7 +55,7 @@ def _link(schema: dict[str, Any]) -> str:
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    """What a value must keep to, in words."""
+    """The limits of a value, in words."""
     words = {
         "minimum": "at least",
         "exclusiveMinimum": "above",
@@ -74,7 +74,7 @@ def _limits(schema: dict[str, Any]) -> str:
 
 
 def _number(value: object) -> str:
-    """A limit as people write it."""
+    """A limit in ordinary notation."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

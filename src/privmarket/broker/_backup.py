@@ -1,8 +1,8 @@
-"""Copies of a broker's database, and a way back.
+"""Backups of a broker's database, and restoring them.
 
-A backup is the log and what stands beside it (names, keys of sealed updates), as JSON lines under gzip: everything
-else follows from them. Restoring writes the log into an empty database, of either kind, and rebuilds every table;
-the head must come out as it was.
+A backup has the log and the tables that do not follow from it (names, keys of sealed updates), as JSON lines under
+gzip. Restoring writes the log into an empty database, SQLite or PostgreSQL, and rebuilds every table; the head of
+the log must be the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK = 5000
 
 
 def backup(database: Database, file: str | Path) -> Head:
-    """Writes a backup as of one moment; the broker may go on meanwhile. An existing file is not overwritten."""
+    """Writes a backup of one moment while the broker may run. An existing file is not overwritten."""
     if Path(file).exists():
         raise BrokerError(f"{file} exists", "give the name of a new file")
     with (

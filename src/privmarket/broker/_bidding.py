@@ -1,10 +1,10 @@
 """Taking sealed bids, many in one transaction: each is checked on its own, all are durable together.
 
-Bids that arrive together share one flush of the disk and one look at everything that decides about them, so this
-takes a list; a list of one is the plain case.
+Functions here take a list of bids, because bids that arrive together share one flush of the disk and one set of
+database queries. A single bid is a list of one.
 
 A bid is sealed by the broker, which sees it, or by its bidder, who sends a commitment and reveals the bid after
-bidding has ended. A seller that registered a key signs its bids either way.
+bidding has ended. A seller that registered a key signs its bids in both cases.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
 
-VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
+VALUATION_LIMIT = 1e9  # the most money that the ledger can hold, per unit of ε
 EPSILON_LEAST = 1e-4
-# One row per bid, in their order: the seller's key and data set, whether it sold before, what its idempotency key
-# was answered, whether it has a bid, the round.
+# One row per bid, in their order: the seller's key and data set, whether it sold before, the answer to its
+# idempotency key if there was one, whether it has a bid, the round.
 _FACTS = (
     "SELECT p.public_key, p.dataset_sha256 IS NOT NULL, "
     f"EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND {wallets.COUNTS_AS_SPENT}), "
@@ -57,10 +57,10 @@ class BidRequest(NamedTuple):
     """Somebody's bid.
 
     Attributes:
-        offer: the bid itself; None where the bidder seals it, then `commitment` stands for it.
-        nonce: makes the commitment hiding; of the bidder's making where it signs, else the broker's.
+        offer: the bid itself; None if the bidder seals it and sends a `commitment` instead.
+        nonce: makes the commitment hiding; chosen by the bidder if it signs, else by the broker.
         signature: by the key that the seller registered, over the commitment.
-        arrived_ms: when the request arrived: waiting for others' writes makes no bid late.
+        arrived_ms: when the request arrived; a bid is not late because it waited for other writes.
     """
 
     round_id: str
@@ -85,7 +85,7 @@ class _OpenRound(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What the database says about one bid."""
+    """The facts about one bid in the database."""
 
     public_key: str | None
     attests: bool
@@ -97,7 +97,7 @@ class _Facts(NamedTuple):
 
 @dataclass
 class _Learned:
-    """What one transaction learns from bid to bid."""
+    """What a transaction remembers from bid to bid."""
 
     exhausted: set[tuple[str, str]]
     answered: dict[idempotency.Place, tuple[str, idempotency.Answer]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _Learned:
 def take_bids(
     tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy
 ) -> list[BidAnswer | PrivmarketError]:
-    """One answer or refusal per request, in their order; what is refused changes nothing."""
+    """One answer or refusal per request, in their order; a refused bid changes nothing."""
     asked = list(zip(requests, _look_up(tx, requests), strict=True))
     learned = _Learned(_exhausted(tx, asked))
     results: list[BidAnswer | PrivmarketError] = []
@@ -194,7 +194,7 @@ def _check(tx: Transaction, learned: _Learned, request: BidRequest, seller: str,
 
 
 def _arrived(tx: Transaction, request: BidRequest) -> int:
-    """When a bid came: as its request says, within the limit for what waited in line."""
+    """When a bid arrived: as its request says, within the limit on waiting."""
     if request.arrived_ms is None:
         return tx.now_ms
     return min(max(request.arrived_ms, tx.now_ms - ARRIVAL_LIMIT_MS), tx.now_ms)
@@ -287,8 +287,8 @@ def check_offer(offer: Offer, seller: str, terms: Terms) -> None:
 def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> set[tuple[str, str]]:
     """(seller, round) where the wallet can sell nothing any more; all of a transaction's in one look.
 
-    A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits. It is left out
-    where the schedule's noise table is not in memory: nothing is computed while others wait to write.
+    This check is not needed for safety: at clearing the offer is trimmed to what still fits. It is skipped if the
+    schedule's noise table is not in memory, since nothing long is computed while others wait to write.
     """
     doubtful: dict[ReleaseFamily, set[tuple[str, str]]] = defaultdict(set)
     for request, facts in asked:

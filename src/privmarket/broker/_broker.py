@@ -1,9 +1,9 @@
-"""The broker: every write as one idempotent command in one transaction, and the thread that meets deadlines.
+"""The broker: every write is an idempotent command in one transaction; a thread takes the steps due at deadlines.
 
 The HTTP API, the pages, the demo, the simulation and the tests all call these methods; nothing else changes the
-database. A command checks who asks, and hands the rest to the module that knows the subject: `_parties` accounts,
-`_ledger` money, `_lifecycle` tasks and rounds, `_bidding` bids, `_clearing` auctions. `_write` is how each of them
-runs: once per (caller, key), in one transaction; a repeat gets the first answer.
+database. A command checks the caller and calls the module of its subject: `_parties` for accounts, `_ledger` for
+money, `_lifecycle` for tasks and rounds, `_bidding` for bids, `_clearing` for auctions. All of them run by
+`_write`, once per (caller, key) and in one transaction; a repeat gets the first answer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Broker:
     """The market's rules over one database.
 
     Attributes:
-        second_approver_above_micro: larger bookings need a second operator; None where none do.
+        second_approver_above_micro: larger bookings need a second operator; None if no bookings do.
     """
 
     second_approver_above_micro: int | None = None
@@ -105,14 +105,14 @@ class Broker:
             database: an open one, or its address such as sqlite:///FILE.
             clock, entropy, make_mechanism: replaced in simulations only.
             key: signs the heads of the log.
-            closing_grace_ms: how long after a deadline its round moves on, so that bids, claims and other requests
-                that arrived in time and wait for others' writes are taken first.
+            closing_grace_ms: a round's next step is taken this long after its deadline, so that requests which
+                arrived in time and wait for other writes come first.
         """
         self.database = Database(database, clock, key=key) if isinstance(database, str) else database
         self.entropy = entropy
         self.make_mechanism = make_mechanism
         self.database.grace_ms = closing_grace_ms
-        self._clearing: set[str] = set()  # rounds whose auction is being computed: nobody need do it again
+        self._clearing: set[str] = set()  # rounds whose auction is being computed at present
         self._auctions = threading.RLock()  # held while an auction is logged, and while one is computed again
         self._looked: dict[str, int] = {}  # round → how many of its deadlines have been dealt with
         if self.database.key is not None and not self.database.read_only:
@@ -131,7 +131,7 @@ class Broker:
             return
         if head.size == 0:
             with self.database.write(SYSTEM.party_id) as tx:
-                if tx.size == 0:  # nobody else was faster
+                if tx.size == 0:  # no other broker was faster
                     tx.log("log.key", head.log_id, public_key=key.public)
             return
         said = f"announces the key {known[:16]}…" if known else "announces no key"
@@ -202,7 +202,7 @@ class Broker:
     ) -> Told:
         """Like `_write`, for answers that may carry a new token, which is stored nowhere and so shown only once.
 
-        Strangers share no keys: the key of somebody without an account is its own by the hash of its token.
+        Callers without an account do not share keys: theirs are made distinct by the hash of the token.
         """
         parties.require_full_scope(actor)
         private_to = own_token_hash or "" if actor is ANONYMOUS else ""
@@ -230,7 +230,7 @@ class Broker:
             return parties.authenticate(connection, token, self.database.now_ms())
 
     def end_session(self, actor: Actor, session_id: str) -> None:
-        """Notes that a session of the dashboard was signed out, so that its cookie opens nothing any more."""
+        """Records that a session of the dashboard was signed out, so that its cookie is no longer valid."""
         with self.database.write(actor.party_id) as tx:
             tx.log("session.ended", actor.party_id, session=session_id)
 
@@ -330,7 +330,7 @@ class Broker:
             return str(parties.register(tx, self.entropy, {"role": "operator", "name": "operator"})["token"])
 
     def new_operator_token(self) -> str:
-        """A fresh token for the first operator, for someone who holds the database but lost the token."""
+        """A new token for the first operator, for somebody who has the database but lost the token."""
         with self.database.write(SYSTEM.party_id) as tx:
             query = "SELECT id FROM parties WHERE role = 'operator' ORDER BY created_ms, id LIMIT 1"
             ((operator,),) = sql.run(tx.connection, query)
@@ -512,9 +512,9 @@ class Broker:
     def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> StepAnswer:
         """Computes the auction on a snapshot and logs it.
 
-        Where wallets have changed it meanwhile it is computed again, and then other auctions of this broker wait to
-        be logged: they are what moves wallets. Bids and everything else go on. After the last try it is computed
-        inside the write.
+        If wallets have changed it in the meantime it is computed again, and then other auctions of this broker wait
+        to be logged, since auctions change wallets. Bids and everything else continue. After the last try it is
+        computed inside the write.
         """
         self._clearing.add(round_id)
         try:
@@ -545,7 +545,7 @@ class Broker:
             return answer
 
     def _prepared(self, round_id: str) -> Prepared:
-        """A round's auction on a snapshot: here, or in a process of its own where there are very many bids."""
+        """A round's auction on a snapshot: in this process, or in a separate one if there are very many bids."""
         with self.database.read() as connection:
             round_, _ = round_and_task(connection, round_id)
         prepared = None
@@ -744,14 +744,14 @@ class Broker:
     def tick(self) -> list[StepAnswer]:
         """Takes the steps that are due at deadlines: closes rounds, holds auctions, settles where no award waits.
 
-        Very large auctions go on in a thread of their own, so that other rounds keep their deadlines meanwhile.
+        Very large auctions run in a separate thread, so that other rounds keep their deadlines.
         """
         now = self.database.now_ms() - self.database.grace_ms
         with self.database.read() as connection:
             waiting = [RoundRow.of(row) for row in sql.run(connection, _DUE, now, now)]
         done: list[StepAnswer] = []
         for round_ in waiting:
-            # Awards are looked at once per deadline, not with every tick: there may be a hundred thousand.
+            # Awards are checked once per deadline, not with every tick: there may be a hundred thousand.
             passed = sum((at or now + 1) <= now for at in _deadlines(round_))
             if round_.state == "cleared" and self._looked.get(round_.id) == passed:
                 continue
@@ -767,12 +767,12 @@ class Broker:
         return done
 
     def _move_on(self, round_: RoundRow, passed: int) -> list[StepAnswer]:
-        """The next step of a round whose deadlines have `passed`, where there is one."""
+        """The next step of a round whose deadlines have `passed`, if there is one."""
         step = self.settle_round if round_.state in ("cleared", "delivered") else self.close_round
         try:
             made = step(SYSTEM, round_.id, f"deadline:{round_.state}:{passed}:{round_.id}")
             self._looked.pop(round_.id, None)
-        except ConflictError:  # another broker, or the buyer, was faster; or an award still waits
+        except ConflictError:  # another broker or the buyer was faster, or an award is still pending
             self._looked[round_.id] = passed
             return []
         return [made]
@@ -780,7 +780,7 @@ class Broker:
     def _move_on_alone(self, round_: RoundRow, passed: int) -> None:
         try:
             self._move_on(round_, passed)
-        except Exception as error:  # a database that is away for a moment: the next tick tries again
+        except Exception as error:  # the database is not reachable; the next tick tries again
             _logger.warning("auction of %s: %s", round_.id, type(error).__name__)
         finally:
             self._clearing.discard(round_.id)

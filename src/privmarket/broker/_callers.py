@@ -1,9 +1,9 @@
-"""Who calls: bearer tokens at the API, sessions of the pages, what each account may ask for at once.
+"""Callers: bearer tokens at the API, sessions of the pages, and limits per account.
 
-A session is a cookie that scripts cannot read. It names the token that signed in, never holds it, and is signed
-by itsdangerous with a secret of the broker's. Signing out ends it for every broker on the database: the log
-says which session ended, so a copy of the cookie is worth nothing afterwards. Forms carry a mark that another
-site cannot know.
+A session is a cookie that scripts cannot read. It names the token that signed in, without containing it, and is
+signed by itsdangerous with a secret of the broker. Signing out ends it for every broker on the database: the log
+says which session ended, so a copy of the cookie is no longer valid. Forms carry a mark that another site cannot
+know.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def actor_of(request: Request, token: Annotated[str, Depends(token_of)]) -
 
 
 def take_allowance(request: Request, party_id: str) -> None:
-    """Counts a request against its caller's account: how often it asks, and how much it asks at once."""
+    """Counts a request against the limits of its caller's account, on rate and on simultaneous requests."""
     rate: RateLimit = request.app.state.allowance
     places: Places = request.app.state.account_places
     notes = notes_of(request.scope)
@@ -71,7 +71,7 @@ def take_allowance(request: Request, party_id: str) -> None:
 
 
 def take_stream(request: Request, party_id: str) -> None:
-    """Counts a stream of events against its caller's account until it ends; it is no request under way any more."""
+    """Counts a stream of events against its caller's account until it ends, instead of as a request."""
     streams: Places = request.app.state.streams
     notes = notes_of(request.scope)
     if streams.refusal(party_id) is not None:
@@ -99,7 +99,7 @@ def event_stream(
 
 
 class LogGrowth:
-    """How long the log is, read once for all streams that ask within `events.POLL_SECONDS`."""
+    """The length of the log, read once for all streams that ask within `events.POLL_SECONDS`."""
 
     def __init__(self, broker: Callable[[], Broker], clock: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
@@ -125,14 +125,14 @@ def operation_id(route: APIRoute) -> str:
 
 
 async def perhaps_actor(request: Request, authorization: Authorization = None) -> Actor:
-    """The caller, where it sent a token; else `ANONYMOUS`."""
+    """The caller if it sent a token, else `ANONYMOUS`."""
     if authorization is None:
         return ANONYMOUS
     return await actor_of(request, await token_of(authorization))
 
 
 async def arrived_ms(request: Request) -> int:
-    """When a request had arrived in full: whatever it waits for from here on makes nobody late."""
+    """When a request had arrived in full; deadlines count from then, whatever it waits for afterwards."""
     broker: Broker = request.app.state.broker
     return broker.database.now_ms()
 
@@ -159,7 +159,7 @@ _ENDED = "SELECT seq, at_ms, details FROM log WHERE kind = 'session.ended' AND s
 
 
 class _Session(NamedTuple):
-    """What a cookie says: which token signed in, under which name the session can be ended, and until when."""
+    """The content of a cookie: the token that signed in, the session's name for ending it, and its end."""
 
     token_id: str
     session_id: str
@@ -174,7 +174,7 @@ class EndedSessions:
         self._seen = 0
 
     def includes(self, connection: Connection, session_id: str, now_ms: int) -> bool:
-        """Whether somebody signed this session out, here or at another broker."""
+        """Whether this session was signed out, here or at another broker."""
         oldest = now_ms - 1000 * SESSION_SECONDS
         for seq, at_ms, details in sql.run(connection, _ENDED, self._seen, oldest):
             self._ended[str(json.loads(details)["session"])] = at_ms
@@ -185,7 +185,7 @@ class EndedSessions:
 
 
 def signed_in(request: Request) -> Actor:
-    """Who is looking at the page; counts against its account as a call of the API does."""
+    """The signed-in reader of a page; counts against its account like a call of the API."""
     broker: Broker = request.app.state.broker
     ended: EndedSessions = request.app.state.ended_sessions
     session = _session(request)
@@ -220,24 +220,24 @@ def end_session(request: Request, response: Response) -> None:
 
 
 def forget_session(response: Response) -> None:
-    """Takes the cookie out of the browser."""
+    """Removes the cookie from the browser."""
     response.delete_cookie(_SESSION, path="/")
 
 
 def has_cookie(request: Request) -> bool:
-    """Whether this browser has a secret of its own already."""
+    """Whether this browser has a secret already."""
     return bool(request.cookies.get(_SESSION) or request.cookies.get(_VISITOR))
 
 
 def form_mark(request: Request) -> str:
-    """What a form of this browser must carry; another site cannot know it."""
+    """The mark that a form of this browser must carry; another site cannot know it."""
     own = request.cookies.get(_SESSION) or request.cookies.get(_VISITOR) or ""
     secret: bytes = request.app.state.session_secret
     return hmac.new(secret, b"form\x00" + own.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
 def greet(request: Request, response: Response) -> None:
-    """Gives a browser that never came here a secret of its own, so that even signing in cannot be forged."""
+    """Gives a new browser a secret, so that even signing in cannot be forged by another site."""
     if not has_cookie(request):
         text = secrets.token_urlsafe(24)
         response.set_cookie(_VISITOR, text, httponly=True, samesite="strict", secure=_is_secure(request))
@@ -266,5 +266,5 @@ def _session(request: Request) -> _Session | None:
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether browsers send the cookie over HTTPS only: as the operator says, or where the page came by it."""
+    """Whether browsers send the cookie over HTTPS only: as the operator set it, or if the page came by HTTPS."""
     return bool(request.app.state.settings.secure_cookies) or request.url.scheme == "https"

@@ -1,4 +1,4 @@
-"""What the broker's pages draw, from what the role that looks may see.
+"""The charts of the broker's pages, made from what the reader's role may see.
 
 Charts are made by `privmarket._svg`, as SVG without a script; colours are classes of the style sheet.
 """
@@ -22,8 +22,8 @@ _DOTS = 400
 _STEPS = 40
 _LONGEST_NAME = 24
 # Names of sellers are random and indexed within each round, so the first in their order are a random choice: a page
-# must not read a hundred thousand rows to draw dots. Few of them, because every row that SQLite returns gives up
-# Python's lock and waits for it again, which is long while a large round clears.
+# must not read a hundred thousand rows to draw dots. Few of them, because SQLite releases and takes Python's lock
+# for every row, which is slow while a large round clears.
 _SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 

@@ -1,12 +1,12 @@
-"""The auction of a round: which bids count, what wallets leave of them, what the rule decides.
+"""The auction of a round: the bids that count, trimmed to the wallets, and the outcome of the rule.
 
 It is computed on a snapshot of the database, outside any transaction (`prepare`), so that nobody waits for it.
-Before it is logged, `still_valid` looks again at the wallets that have moved since: the rule sees bids only
-through what wallets leave of them, so an auction whose trimmed offers are all the same is the same auction.
+Before it is logged, `still_valid` checks the wallets that have changed since: the rule sees only the trimmed
+offers, so if these are the same, the auction is the same.
 
-A very large auction runs in a process of its own, so that pages and bids keep their speed: Python's threads
-share one interpreter. The process reads the database for itself, computes at a lower priority, and writes what
-it found to its standard output. Its memory is gone when it ends.
+A very large auction runs in a separate process, because Python's threads share one interpreter and pages and bids
+would become slow. The process reads the database itself, computes at a lower priority, and writes its result to
+standard output. Its memory is freed when it ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from privmarket.mechanisms import mechanism
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import MICRO, Award, Offer, Round, Terms
 
-RECHECK_MOST = 20_000  # wallets that are looked at again inside a write; above that the auction is computed again
+RECHECK_MOST = 20_000  # wallets that are checked again inside a write; with more, the auction is computed again
 # Bidders of a round that have sold, or got back what they had reserved, since the log had so many entries, and what
 # they offer.
 _MOVED = (
@@ -60,8 +60,8 @@ _MOVED = (
 class StandingBids:
     """The bids that count in an auction, oldest first: placed in time and, where the bidder seals, revealed.
 
-    Columns rather than rows, because there may be a million. `numbers` is (bids, 4): valuation, epsilon, data size,
-    accuracy (NaN where none was given).
+    Stored as columns, because there may be a million. `numbers` is (bids, 4): valuation, epsilon, data size,
+    accuracy (NaN if none was given).
     """
 
     COLUMNS: ClassVar = ("seller_id", "valuation", "epsilon", "data_size", "accuracy", "nonce")
@@ -91,7 +91,7 @@ _STANDING = (
 
 
 def family_of(task: TaskRow) -> ReleaseFamily:
-    """What a sale of this task releases."""
+    """The releases of this task's sales."""
     return ReleaseFamily.of(task, task.delta)
 
 
@@ -118,12 +118,12 @@ def terms(
 
 
 def mechanism_of(name: str, settings: str, epsilon_max: float, make: MakeMechanism) -> Mechanism:
-    """A task's rule with its settings (JSON text), told what the task makes public."""
+    """A task's rule with its settings (JSON text) and the public limit on offers."""
     return make(name, market=MarketFacts(epsilon_max=epsilon_max), **json.loads(settings))
 
 
 class Summary(TypedDict):
-    """What an auction says about its round: columns of that table."""
+    """The result of an auction as columns of its round."""
 
     mechanism_version: str
     sellers: int
@@ -135,11 +135,11 @@ class Summary(TypedDict):
 
 @dataclass(frozen=True)
 class Auction:
-    """What an auction decides.
+    """The result of an auction.
 
     Attributes:
         awards: seller → what it sold.
-        trimmed: seller → the ε that its wallet left of its offer, where that is less.
+        trimmed: seller → the ε to which its wallet trimmed its offer, if that is less.
         seed: orders equal bids; drawn from everybody's nonces, so that nobody chooses it.
     """
 
@@ -193,7 +193,7 @@ def auction(
 
 
 def broken_terms(terms: Terms, offers: Mapping[str, Offer], awards: Mapping[str, Award]) -> Iterator[str]:
-    """What no auction may do, whatever its rule: what is wrong with these awards.
+    """Problems of these awards that no auction may have, whatever its rule.
 
     Winners have bid, sell at most what they offered and the task allows, with the noise that this ε needs, are
     paid at least what they ask, and all of them together no more than the budget. Payments are whole micro-units,
@@ -260,7 +260,7 @@ def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepa
         bidders = wallets.StoredWallets(connection, round_id)
         bids = standing_bids(connection, round_id)
         found = auction(round_id, terms_of(round_, task), bids, bidders, rule, version)
-    # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
+    # If a mechanism raises any error, money must not stay locked: the round is aborted and refunded, with an alert.
     except Exception as error:
         known = isinstance(error, PrivmarketError)
         return Prepared(size, None, str(error) if known else f"{task.mechanism} failed: {type(error).__name__}")
@@ -273,10 +273,9 @@ def standing_bids(connection: Connection, round_id: str) -> StandingBids:
 
 
 def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Prepared | None:
-    """A prepared auction as the wallets stand now; None where it must be computed again.
+    """A prepared auction, if the present wallets do not change it; None if it must be computed again.
 
-    Only the wallets that moved since are looked at. Where each leaves as much of its owner's offer as before, the
-    auction is the same.
+    Only wallets that changed since are checked. If each trims its owner's offer as before, the auction is the same.
     """
     rows = sql.run(connection, _MOVED, round_id, prepared.size, prepared.size, prepared.size)
     moved: dict[str, float] = dict(rows)
@@ -303,7 +302,7 @@ _PATIENCE_SECONDS = 3600.0
 
 
 def prepare_in_a_process(database: Database, round_id: str) -> Prepared | None:
-    """The auction of a round as a process of its own computes it; None where that failed."""
+    """The auction of a round, computed in a separate process; None if that failed."""
     url = database.engine.url.render_as_string(hide_password=False)
     asked = pickle.dumps((url, round_id))  # by its standard input: arguments of a process can be seen by others
     done = subprocess.run(

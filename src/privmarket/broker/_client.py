@@ -1,8 +1,8 @@
 """The broker from Python: every call of the API as a method, retried safely.
 
 With a key, everything that the party states is signed: bids, tasks, claims, receipts, disputes, rulings, requests
-for payouts. Bids are sealed by this client where the task asks for that. The client notes the heads of the log
-that come with the answers, and can have proven that the log was only ever added to and holds its own entries.
+for payouts. Bids are sealed by this client if the task asks for that. The client keeps the heads of the log that
+come with the answers, and can check by proofs that the log only grew and contains its own entries.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class BrokerCallError(PrivmarketError):
 
 
 class BrokerConnection:
-    """Reads and writes by path, as JSON. Calls are authorised, and repeated where the line breaks.
+    """Reads and writes by path, as JSON. Calls are authorised, and repeated if the connection breaks.
 
     Attributes:
-        heads: of the log, that came with answers: the first and the newest.
+        heads: the first and the newest head of the log among the answers.
     """
 
     def __init__(self, url: str, token: str | None, http: httpx.Client) -> None:
@@ -67,7 +67,7 @@ class BrokerConnection:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the connection."""
+        """Closes the connection."""
         self._http.close()
 
     def __repr__(self) -> str:

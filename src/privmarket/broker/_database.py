@@ -1,7 +1,7 @@
 """One database, SQLite or PostgreSQL: serial durable writes, readers that never wait for them.
 
-First comes how a database is opened: connections set up for durable writes, tables made or brought up to date. Then
-`Database` and the `Transaction` in which every command runs, and last where the key that signs the log is kept.
+The first part opens databases: it sets up connections for durable writes and creates or migrates tables. Then come
+`Database` and the `Transaction` in which every command runs, and last the file of the key that signs the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
 
 
 REVISION = "0001"  # the newest file below migrations/versions
-# How far SQLite's WAL grows before it is moved into the file: pages that many writes touch are then moved once.
+# The size of SQLite's WAL at which it is moved into the file; pages that many writes change are then moved once.
 _CHECKPOINT_PAGES = 8000
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -73,7 +73,7 @@ def _open_sqlite(url: str, read_only: bool, patience_seconds: float) -> Engine:
     if read_only:
         if not file.is_file() or file.stat().st_size == 0:
             raise DatabaseError(f"no database at {file}", "give the file of an existing broker")
-        # A file without a WAL beside it is in nobody's use: SQLite need not make one to read it.
+        # A file without a WAL is not in use, so SQLite need not create one to read it.
         mode = "mode=ro" if Path(f"{file}-wal").exists() else "mode=ro&immutable=1"
         url = f"sqlite:///file:{file}?{mode}&uri=true"
     elif stated not in (None, "", ":memory:"):
@@ -86,7 +86,7 @@ def _open_sqlite(url: str, read_only: bool, patience_seconds: float) -> Engine:
 
 
 def checkpoint(engine: Engine) -> None:
-    """Moves what SQLite's WAL holds into the file, as far as nobody reads an older state."""
+    """Moves SQLite's WAL into the file, as far as nobody reads an older state."""
     raw = engine.raw_connection()
     try:
         raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -97,7 +97,7 @@ def checkpoint(engine: Engine) -> None:
 
 
 def _keep_private(file: Path) -> None:
-    """The file exists and only its owner may read it: bids of open rounds are in it."""
+    """Creates the file if needed, readable by its owner only, since it contains bids of open rounds."""
     try:
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         if file.stat().st_mode & 0o077:
@@ -117,7 +117,7 @@ def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
 
 
 def require_current(engine: Engine, url: str) -> None:
-    """For readers: the tables are there, in this version's form, and the file is whole."""
+    """Refuses a database for reading unless its tables exist in this version's form and the file is complete."""
     shown = url.split("@")[-1]
     with engine.connect() as connection:
         if not inspect(connection).has_table("alembic_version"):
@@ -145,7 +145,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def migrate(engine: Engine) -> None:
-    """Brings the tables to this version's form, in one transaction; nothing to do where they are in it."""
+    """Migrates the tables to this version's form, in one transaction, if they have another."""
     with engine.connect() as connection:
         known = inspect(connection).has_table("alembic_version")
         if known and connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == REVISION:
@@ -191,8 +191,8 @@ PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another proces
 # PostgreSQL ends a transaction that does nothing for this long: a broker that was paused while it held the lock
 # would otherwise stop all others.
 IDLE_SECONDS = 10.0
-# A request counts as of its arrival, at most this long before its entry was written: nobody is late because others
-# were written first, and nobody can date a request back by more.
+# A request counts from its arrival, but at most this long before its entry was written: it is not late because
+# others were written first, and it cannot be dated back by more.
 ARRIVAL_LIMIT_MS = 60_000
 CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
 _POLL_SECONDS = 0.005
@@ -205,8 +205,8 @@ _SQLITE_PASSES = (_SQLITE_BUSY, 6, 10, 13, 14, 15)
 class WallClock:
     """Milliseconds since 1970, refused while the machine's clock has jumped.
 
-    A clock that leaps ahead for a moment would end every deadline, and the log's time could not go back. So the
-    wall clock is compared with the steady one; after a real correction of the clock, restart the broker.
+    If the clock jumped ahead for a moment, all deadlines would pass, and the log's time cannot go back. So the wall
+    clock is compared with the monotonic one. After a real correction of the clock, restart the broker.
     """
 
     def __init__(self) -> None:
@@ -234,14 +234,14 @@ class Transaction:
     actor: str
     size: int  # entries in the log before this write
     arrived_ms: int  # when the request came, before it waited for other writes
-    over_ms: int  # deadlines up to here are over for everybody: `now_ms` less the grace for what waits in line
+    over_ms: int  # deadlines before this are over for everybody: `now_ms` minus the grace for requests that wait
     key: SigningKey | None  # of the broker
     entries: list[Entry] = field(default_factory=list)
     _unwritten: list[projection.Change] = field(default_factory=list)  # rows that follow from entries so far
 
     @property
     def vault(self) -> Vault:
-        """Where keys of sealed updates are."""
+        """The keys of sealed updates."""
         return Vault(self.connection, self.key)
 
     def log(self, kind: str, subject: str, **details: object) -> int:
@@ -251,7 +251,7 @@ class Transaction:
     def log_as(
         self, actor: str, kind: str, subject: str, details: Mapping[str, object], key: tuple[str, str] | None = None
     ) -> int:
-        """The same for somebody else than who began the transaction: bids of many share one."""
+        """The same in the name of another actor: bids of many sellers share a transaction."""
         seq = self.size + len(self.entries) + 1
         key_hash, request_hash = key or (None, None)
         entry = Entry(seq, self.now_ms, actor, kind, subject, canonical(details), key_hash, request_hash)
@@ -260,13 +260,13 @@ class Transaction:
         return seq
 
     def in_time(self, deadline_ms: int) -> dict[str, int] | None:
-        """None for a request that came after its deadline; else what its entry must say about when it came."""
+        """None for a request that came after its deadline; else the fields of its entry about its arrival."""
         if self.arrived_ms >= deadline_ms:
             return None
         return {} if self.now_ms < deadline_ms else {"arrived_ms": self.arrived_ms}
 
     def answer(self, first: int, key_hash: str, request_hash: str, answer: str) -> None:
-        """Notes on entry number `first` of this transaction (from 0) what its caller was told."""
+        """Stores with entry number `first` of this transaction (from 0) the answer to its caller."""
         self.entries[first] = self.entries[first]._replace(
             key_hash=key_hash, request_hash=request_hash, answer=answer
         )
@@ -278,7 +278,7 @@ class Transaction:
 
 
 class Database:
-    """An engine set up so that what was acknowledged survives a power cut."""
+    """An engine with durable commits: acknowledged writes survive a power cut."""
 
     def __init__(
         self, url: str, clock: Clock | None = None, *, key: SigningKey | None = None, read_only: bool = False
@@ -314,8 +314,8 @@ class Database:
         self.key, self.read_only = key, read_only
         self.grace_ms = 0
         self.head: Head | None = None  # the newest that this process wrote or read
-        self._writer = threading.Lock()  # queues threads here rather than in SQLite's polling busy handler
-        # Kept between writes: taking one from the pool each time costs as much as half the statements of a bid.
+        self._writer = threading.Lock()  # threads queue here instead of in SQLite's polling busy handler
+        # Kept between writes: taking one from the pool each time takes as long as half the statements of a bid.
         self._writing: Connection | None = None
 
     @contextmanager
@@ -333,7 +333,7 @@ class Database:
                         f"this log is signed with the key {tree.signed_by[:16]}…", "give that key: --key FILE"
                     )
                 now = max(arrived, self._clock(), tree.head.at_ms)
-                # A clock that was set back brings no deadline back: the log's own time counts from then on.
+                # If the clock was set back, deadlines do not come back: the log's own time counts from then on.
                 arrived = max(arrived, (seen or tree.head).at_ms, now - ARRIVAL_LIMIT_MS)
                 over = now - self.grace_ms
                 transaction = Transaction(connection, now, actor, tree.head.size, arrived, over, self.key)
@@ -392,7 +392,7 @@ class Database:
             raise
 
     def _lock(self, connection: Connection, patient: bool) -> log.Tree:
-        """Begins a transaction that holds the write lock; by hand, which is quicker than SQLAlchemy's way."""
+        """Begins a transaction that holds the write lock, without SQLAlchemy, which is slower."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -406,14 +406,14 @@ class Database:
             time.sleep(_POLL_SECONDS)  # a broker in another process is writing to the same file
 
     def _let_go(self) -> None:
-        """Ends the connection that writes share; the next write opens another."""
+        """Closes the connection that writes share; the next write opens another."""
         if self._writing is not None:
             connection, self._writing = self._writing, None
             connection.invalidate()
             connection.close()
 
     def _name(self, error: Exception) -> None:
-        """A database that is busy, full or away becomes one error that says so, from whichever layer it comes."""
+        """Turns errors of any layer for a busy, full or unreachable database into one error that says so."""
         origin = getattr(error, "orig", None) or error
         # A statement that SQLite does not understand is a fault of ours.
         if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF in _SQLITE_PASSES:

@@ -1,4 +1,4 @@
-"""Who is paid: the one rule about claims, reviews, disputes and rulings, without I/O.
+"""Who is paid: the rule about claims, reviews, disputes and rulings, without I/O.
 
 A seller claims its delivery before its update leaves. The buyer accepts it or says what is wrong; a seller that
 disagrees disputes, and an arbiter rules. Each step has a deadline that was published with the task, and what
@@ -19,7 +19,7 @@ from privmarket.rounds import Award, Phase, Round, RoundRecord, Terms
 
 
 class Standing(StrEnum):
-    """What an award is worth at some moment."""
+    """The state of an award at some moment: waiting, paid, unpaid or void."""
 
     WAITING = "waiting"  # a step may still be taken
     USABLE = "usable"
@@ -28,7 +28,7 @@ class Standing(StrEnum):
 
 
 class Deadlines(NamedTuple):
-    """Until when each side may act, in milliseconds."""
+    """The deadlines of a round after its auction, in milliseconds."""
 
     delivery_ms: int
     review_ms: int

@@ -1,4 +1,4 @@
-"""A small live market, so that the first look at a broker shows something."""
+"""A small live market for trying a broker out."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Checks that every entry of a log followed the market's rules when it was made.
 
-`EntryRules` goes entry by entry: each kind has a method that compares the entry with the market so far and says
-what is wrong, and only then does the entry change the market. An entry that names something that is not there, or
-has other fields than its kind has, is a difference too. An auction is checked twice: against what no auction may
-do, whatever its rule and version (`clearing.broken_terms`), and against what its rule gives when it is run again.
+`EntryRules` goes through the log entry by entry. Each kind of entry has a method that compares the entry with the
+market so far and reports what is wrong; then the entry changes the market. An entry that names something that does
+not exist, or has other fields than its kind, is also a difference. An auction is checked twice: against what no
+auction may do, whatever its rule and version (`clearing.broken_terms`), and against the result of running its rule
+again.
 
 Some findings may have an innocent cause that the log cannot show: a seller that lost its key, a rule of an older
-version. They are differences as well, each with a name under which an auditor who has asked can accept it.
+version. They are differences as well, each with a name by which an auditor who has looked into it can accept it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from privmarket.rounds import Award, Offer
 
 Fields = dict[str, Any]  # of an entry: JSON that anybody may have written
 REASONS = (PrivmarketError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
-DIFFERENCES_LIMIT = 10_000  # that are kept; a forger could else make the check itself grow
+DIFFERENCES_LIMIT = 10_000  # the most differences that are kept, so that a forger cannot make the check itself grow
 SYSTEM = "system"
 ANONYMOUS = "anonymous"
 _OFFER_FIELDS = frozenset({"valuation", "epsilon", "data_size", "accuracy", "nonce"})
@@ -79,7 +80,7 @@ _CLEARED = frozenset(
 _TASK = frozenset(TaskRow.columns()) - {"id", "nonce", "created_ms"}
 _PARTY = frozenset({"role", "name_hash", "cap_epsilon", "delta", "public_key", "signs"})
 _OPENED = frozenset({"buyer_id", "task_id", "number", "budget_micro", "mechanism_version", "bid_deadline_ms"})
-# Kind → the fields that an entry has, and those that it may have. A field more could set another column.
+# Kind → the fields that an entry must have, and those that it may have. Another field could set another column.
 FORMS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "log.key": (frozenset({"public_key"}), frozenset({"signature", "own_signature"})),
     "alert": (frozenset({"fault"}), _NONE),
@@ -133,7 +134,7 @@ class EntryRules:
     """The market as the log gives it so far, and what is wrong with it.
 
     Attributes:
-        accept: names of findings that the auditor has looked into, such as "other-key@412".
+                accept: names of findings that the auditor has looked into, such as "other-key@412".
         public_key: the key that the log announces at this point; `keys` are all that it announced.
     """
 
@@ -192,19 +193,19 @@ class EntryRules:
     # ---- who may do what --------------------------------------------------------------------------------
 
     def _is_operator(self, actor: str) -> bool:
-        """Whether a registered operator acted; not the broker by itself, whose entries nobody answers for."""
+        """Whether a registered operator acted, and not the broker by itself."""
         if actor in (SYSTEM, ANONYMOUS):
             return False
         party = self.market.party(actor)
         return party.role == "operator" and party.suspended is None
 
     def _signed(self, entry: Entry, fields: Fields, party: PartyRow) -> Iterator[str]:
-        """A statement of a party that signs everything carries its signature."""
+        """Checks the signature under a statement of a party that signs everything."""
         if party.signs == "everything" and not is_stated(party, entry.kind, entry.subject, fields):
             yield f"it is not signed by {party.id}, who signs everything"
 
     def _is_signed_again(self, signature: str) -> bool:
-        """Whether the log had this signature before; notes it. Somebody may have put an old statement back."""
+        """Whether the log had this signature before, which shows that an old statement was put back; records it."""
         known = self.market.one("SELECT 1 FROM signed WHERE signature = ?", signature) is not None
         self.market.run("INSERT OR IGNORE INTO signed VALUES (?)", signature)
         return known
@@ -805,7 +806,7 @@ def _reference(text: object) -> Iterator[str]:
 
 
 def _odd_form(entry: Entry, fields: Fields) -> Iterator[str]:
-    """An entry has one spelling, and an answer belongs to a request: readers must not differ on what it says."""
+    """Differences in form: an entry has one spelling, and an answer belongs to a request."""
     if canonical(fields) != entry.details:
         yield "its details are not spelled as a broker spells them"
     if (entry.key_hash is None) != (entry.request_hash is None) or (entry.answer and entry.key_hash is None):

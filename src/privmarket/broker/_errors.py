@@ -1,4 +1,4 @@
-"""What can go wrong at the broker; each error carries the HTTP status that the API answers with."""
+"""The errors of the broker, each with its HTTP status."""
 
 from __future__ import annotations
 

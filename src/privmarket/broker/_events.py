@@ -1,14 +1,13 @@
-"""What happened, for whoever waits for it: events of the log by cursor, as a stream, and posted to webhooks.
+"""Events of the log: by cursor, as a stream, and posted to webhooks.
 
-An event says that something concerns its reader: a round opened, an award was made, money moved. It holds no
-bid and no amount; whoever wants more asks for the round, the award or the statement. The cursor is the number
-of the last log entry that was looked at, so nothing is missed or told twice, whatever happens in between.
+An event says that something concerns its reader: a round opened, an award was made, money moved. It contains no bid
+and no amount; for these ask for the round, the award or the statement. The cursor is the number of the last log
+entry that was read, so no event is missed or repeated.
 
-A webhook is a wake-up call, signed with the key of the log. It carries the events and the cursor that follows
-them; whoever missed one asks `GET /v1/events` from its last cursor. After a restart of the broker posting
-begins with what is new. Strangers choose the address, so it must be HTTPS and lie in the public internet: the
-name is resolved once, every address that it has is checked, and the connection goes to the address that was
-checked. Redirects are not followed.
+A webhook is signed with the key of the log. It carries the events and the next cursor; after a missed one, ask `GET
+/v1/events` from the last cursor. After a restart of the broker, posting begins with new events. Parties choose the
+address, so it must be HTTPS and in the public internet: the name is resolved once, all of its addresses are
+checked, and the connection goes to a checked address. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from privmarket.broker._database import Database
 from privmarket.broker._errors import BrokerError
 from privmarket.broker._parties import Actor
 
-POLL_SECONDS = 0.5  # how often a stream looks whether the log has grown
-KEEP_ALIVE_SECONDS = 15.0  # after which a silent stream says so, or proxies would close it
+POLL_SECONDS = 0.5  # how often a stream checks whether the log has grown
+KEEP_ALIVE_SECONDS = 15.0  # a silent stream sends a comment this often, since proxies close silent connections
 _SCANNED = 2000  # entries that one call looks through at most
 # Everybody who may see a task hears of these.
 _PUBLIC = (

@@ -1,7 +1,7 @@
 """Group commit: bids that arrive while one transaction is being made durable share the next one.
 
-Flushing the disk costs the same for one bid or a hundred. No bid waits for others: a single one is taken at once,
-and each bid is answered only after the commit that holds it.
+Flushing the disk takes as long for one bid as for a hundred. No bid waits for others to arrive: a single one is
+taken at once, and each bid is answered after the commit that contains it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _take(broker: Broker, requests: Sequence[BidRequest]) -> Sequence[_Result]:
     except Exception as fault:
         if len(requests) == 1:
             return [fault]
-        # One bid at which the database fails must not fail the others; what was committed is found by its key.
+        # A bid at which the database fails must not fail the others; what was committed is found by its key.
         return [_take(broker, [request])[0] for request in requests]
 
 

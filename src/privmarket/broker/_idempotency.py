@@ -1,7 +1,8 @@
 """Every write acts once per (caller, key): a repeat gets the first answer and changes nothing.
 
-The key, what was asked and the answer stand in the command's first log entry, so a crash cannot part them. Keys are
-stored hashed. A command that changed nothing leaves no entry: repeating it changes nothing either.
+The key, the request's digest and the answer are stored in the command's first log entry, so a crash cannot separate
+them. Keys are stored hashed. A command that changed nothing leaves no entry, and repeating it changes nothing
+either.
 """
 
 from __future__ import annotations

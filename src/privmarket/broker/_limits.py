@@ -1,10 +1,9 @@
-"""What every request passes before the application: limits on size, time, rate and number, headers, one error
-shape.
+"""Middleware for every request: limits on size, time, rate and number, headers, one error shape.
 
-A caller is limited by its address before anything is read, and by its account once its token is known
-(`_callers.take_allowance`); a token that nobody checked limits nothing. A request takes one of the broker's
-places only when it has arrived in full, so a slow sender keeps nobody else out: what it can use up is its own
-address's share of unfinished bodies. Every answer carries the signed head of the log and a request id.
+A caller is limited by its address before anything is read, and by its account once its token is checked
+(`_callers.take_allowance`). A request takes one of the broker's places only when it has arrived in full, so a slow
+sender does not block others: it can only use up its own address's share of unfinished bodies. Every answer carries
+the signed head of the log and a request id.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 API_VERSION = "1"
-"""What `Privmarket-Version` must be where a caller sends it: a change that breaks callers gets the next number."""
+"""The value of `Privmarket-Version`, if a caller sends it; raised with each change that breaks callers."""
 
 _access = logging.getLogger("privmarket.access")
 _HEADERS = (
@@ -45,7 +44,7 @@ _STREAM = b"text/event-stream"
 
 
 class Allowance(NamedTuple):
-    """What a caller's bucket says: whether this request is allowed, how many more are, and when there is one."""
+    """The state of a caller's bucket: whether a request is allowed, how many more are, and when the next one is."""
 
     allowed: bool
     limit: int
@@ -92,7 +91,7 @@ class Places:
     total: int = 0
 
     def refusal(self, caller: str) -> str | None:
-        """Why a caller gets no place now: "caller" has all that are for one, or "all" are taken; None if it may."""
+        """Why a caller gets no place now: "caller" (it has its maximum) or "all" (all are taken); None if it may."""
         if self.held[caller] >= self.most_each:
             return "caller"
         return "all" if self.total >= self.most else None
@@ -126,7 +125,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may take.
+    """The limits on requests.
 
     Attributes:
         body_bytes: the largest body.
@@ -152,7 +151,7 @@ class Limits:
 
 @dataclass
 class RequestNotes:
-    """What one request knows about itself.
+    """Notes about one request.
 
     Attributes:
         request_id: the caller's, or a random one; answers and errors carry it.

@@ -1,8 +1,8 @@
 """The log: everything that happened, in order, under a Merkle tree.
 
-An entry is hashed whole; the root over all entries, their number and the time are the *head*. Whoever noted a head
-can later be shown that the log still contains it (`merkle.consistency_proof`), and whoever has an entry that it is
-in the log (`merkle.inclusion_proof`).
+Each entry is hashed as a whole. The root over all entries, their number and the time form the *head*. For every
+earlier head there is a proof that the log still contains it (`merkle.consistency_proof`), and for every entry a
+proof that it is in the log (`merkle.inclusion_proof`).
 """
 
 from __future__ import annotations

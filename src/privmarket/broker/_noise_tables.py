@@ -1,9 +1,9 @@
 """Noise tables of release schedules, prepared before anybody needs them, in a process that can be ended.
 
 A full batch and a single sampled step have closed forms and are ready at once. Any other schedule needs a table
-that takes from seconds to minutes, and strangers choose the schedule. So a table is built by a process of its own,
-at the lowest priority, with a limit on its memory and on its time; one account has one table under way and a few a
-day; and never inside a write. What it builds stands in the cache folder, where bids and auctions find it.
+that takes seconds to minutes, and buyers choose the schedule. So a table is built in a separate process, at the
+lowest priority, with limits on memory and time, and never inside a write. An account has one table under way and a
+few a day. Finished tables are in the cache folder, where bids and auctions find them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who takes part: operators, buyers, sellers, arbiters and auditors, the tokens and keys that they act with.
+"""Parties: operators, buyers, sellers, arbiters and auditors, with their tokens and keys.
 
 A token is 32 random bytes; only its hash is stored. Callers may make their token themselves and send its hash, so
-that no secret travels and a registration can be repeated safely. Names stand beside the log, which holds a salted
-hash: an operator can erase a name without breaking the log.
+that no secret is sent and a registration can be repeated safely. Names are not in the log, which has a salted hash
+of each, so an operator can erase a name without breaking the log.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ SYSTEM = Actor("system", "operator")
 
 
 def identifier(entropy: Entropy, kind: str) -> str:
-    """A name that cannot be guessed and says what it names."""
+    """An identifier that cannot be guessed and begins with the kind of thing that it names."""
     return f"{kind}-{entropy(8).hex()}"
 
 
 def hash_token(token: str) -> str:
-    """What is stored of a token. It holds 256 random bits, so a plain hash cannot be searched backwards."""
+    """The stored hash of a token. A token has 256 random bits, so a plain hash cannot be inverted."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

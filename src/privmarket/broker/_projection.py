@@ -1,7 +1,7 @@
-"""From the log to the tables: `changes(entry)` is the one function that says what an entry does.
+"""From the log to the tables: `changes(entry)` is the only function that says what an entry changes.
 
-It looks at nothing but the entry, so the same function fills the tables in a write's transaction and rebuilds them
-from the log alone in a check. A table that differs from what its log gives was changed by somebody else.
+It depends on the entry alone, so the same function fills the tables in a write's transaction and rebuilds them from
+the log in a check. A table that differs from what its log gives was changed by somebody else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs the auction of a round again from the entries that its broker publishes once the round has ended.
 
-Whoever took part can do so. Every entry is proven to be in the signed log. What wallets left of the offers is
-taken from the log, because the histories of other sellers are not shown; everything else is computed: the order of
-equal bids, who sells, how much, for what, and what was paid.
+Everybody who took part can do this. Every entry is proven to be in the signed log. The offers as trimmed to the
+wallets are taken from the log, because the histories of other sellers are not shown; everything else is computed
+again: the order of equal bids, who sells, how much, for what, and what was paid.
 """
 
 from __future__ import annotations

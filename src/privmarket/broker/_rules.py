@@ -1,9 +1,9 @@
-"""Auction rules at the broker: which there are, what they are told, and the check of every outcome.
+"""Auction rules at the broker: their names, settings and versions, and the check of every outcome.
 
 Declared promises are checked on every outcome before money moves. A rule's version is its semantic version and a
-digest of what it *does* on fixed probe markets: the digest changes when weights or formulas change, and not when a
-comment does, and a test then asks for another version. What a rule did in an older version stays in `RETIRED`, so
-that old rounds can be replayed.
+digest of its outcomes on fixed probe markets. The digest changes when weights or formulas change, but not with
+comments, and a test then asks for another version. Older forms of rules stay in `RETIRED`, so that old rounds can
+be replayed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The tables, and the few lookups that every step of a round begins with.
 
-Money is integer micro-units, time is milliseconds since 1970 (UTC). The `log` holds everything that happened, in
-order. `PROJECTIONS` are tables that `_projection` derives from it, and could be thrown away and rebuilt; their
-columns are the fields of the rows in `_shapes`. `names` stand beside the log, so that a person's name can be
-erased, `sealed_keys`, so that keys of updates that nobody pays can be destroyed, and `cosignatures` of witnesses;
-`head` and `tiles` are the Merkle tree over the log.
+Money is in integer micro-units, time in milliseconds since 1970 (UTC). The `log` has everything that happened, in
+order. `PROJECTIONS` are tables that `_projection` derives from it and that can be rebuilt; their columns are the
+fields of the rows in `_shapes`. Three tables do not follow from the log: `names`, so that a name can be erased;
+`sealed_keys`, so that keys of unpaid updates can be destroyed; and `cosignatures` of witnesses. `head` and `tiles`
+are the Merkle tree over the log.
 """
 
 from __future__ import annotations

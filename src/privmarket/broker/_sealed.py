@@ -1,9 +1,9 @@
-"""Sealed deliveries: an update travels encrypted, and the buyer gets its key when it pays.
+"""Sealed deliveries: an update is sent encrypted, and the buyer gets its key when it pays.
 
-The seller draws a key, encrypts its update, sends the ciphertext to the buyer and leaves the key with the
-broker when it claims its delivery. The log holds the digests of the ciphertext and of the key. Settling the
-round puts the key of every paid update in the log, where its buyer reads it, and destroys the others. In a
-dispute the arbiter may have the key, and the log shows that it had.
+The seller draws a key, encrypts its update, sends the ciphertext to the buyer and deposits the key with the broker
+when it claims its delivery. The log has the digests of the ciphertext and of the key. When the round is settled,
+the key of every paid update is written into the log, where its buyer reads it, and the others are destroyed. In a
+dispute the arbiter may ask for the key, and the log shows that it did.
 
 The cipher is ChaCha20-Poly1305 under a key that is used once. Until its round is settled a key stays beside the
 log, wrapped with a secret of the broker's signing key (`Vault`): a holder of the database alone cannot read it.

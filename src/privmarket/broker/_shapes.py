@@ -1,8 +1,8 @@
-"""What the market deals in, each thing declared once: accounts, tokens, tasks, rounds, bids, awards, payouts.
+"""The broker's data, each kind declared once: accounts, tokens, tasks, rounds, bids, awards, payouts.
 
-A *form* is what a caller sends: strict, with limits, unknown fields refused. A *row* is what is stored: the form's
-own fields, and what the broker adds to them. The tables (`_schema`) are made from the rows, and so are the answers
-of the API (`_answers`); nothing else says which fields a task or a bid has.
+A *form* is what a caller sends: strict, with limits, and unknown fields are refused. A *row* is what is stored: the
+form's fields and those that the broker adds. The tables (`_schema`) and the answers of the API (`_answers`) are
+made from the rows; the fields of a task or a bid are not declared anywhere else.
 
 Defaults are those of `privmarket._settings`, with the exceptions that are named here.
 """

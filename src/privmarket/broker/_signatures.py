@@ -136,7 +136,7 @@ def _public_key(text: str) -> Ed25519PublicKey:
 
 
 def commitment(round_id: str, seller_id: str, fields: dict[str, float | None], nonce: str) -> str:
-    """What fixes a bid and says nothing about it. `fields`: valuation, epsilon, data_size, accuracy."""
+    """A hiding and binding commitment to a bid. `fields`: valuation, epsilon, data_size, accuracy."""
     return digest([round_id, seller_id, fields, nonce])
 
 
@@ -238,7 +238,7 @@ _DASH = "\u2014"
 
 
 class Cosignature(NamedTuple):
-    """A witness's word that it saw this head, and that it continues all it saw before.
+    """A witness's signature that it saw this head, and that it continues all heads that it saw before.
 
     Attributes:
         witness: its name, without spaces.

@@ -1,13 +1,13 @@
 """Rebuilds everything from the log and reports every difference.
 
-Four questions are checked: is the log what its signed Merkle tree says (and does it contain the heads that
-somebody noted earlier, at the times when they were seen), did every entry follow the market's rules when it was
-made, are the tables what the log gives, column by column, both ways, and is the schema the one that this
-version makes. There are two outcomes: no difference, or differences.
+Four things are checked: the log against its signed Merkle tree (and against heads that somebody noted earlier, with
+the times when they were seen); every entry against the market's rules at the time; the tables against the log,
+column by column, in both directions; and the schema against that of this version. There are two outcomes: no
+difference, or differences.
 
 The state of a clean check can be kept as a checkpoint, from which the next one goes on: FILE holds the tables
 as the log gave them, FILE.note the head of the log at that point and the digest of FILE, signed with the
-auditor's own key. The broker has no part in it, so nothing that an operator changes reaches it.
+auditor's own key. The broker has no access to it, so an operator cannot change it.
 """
 
 from __future__ import annotations

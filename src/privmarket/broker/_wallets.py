@@ -1,8 +1,8 @@
 """Lifetime wallets over stored awards: the same filter as everywhere, rebuilt from the events each time.
 
-When ε is spent is stated in `privacy._wallet_store`, with what a broker may take as certain. Its steps here:
-`reserve` when a round clears, `void` at settlement for who claimed no delivery; all others are *charged*, which
-changes nothing in their wallets. `at_worst` says before a bid what it would cost.
+`privacy._wallet_store` states when ε is spent, and what a broker may take as certain. The steps here: `reserve`
+when a round clears; at settlement `void` for sellers that claimed no delivery, while all others are *charged*,
+which changes nothing in their wallets. `at_worst` says before a bid what it would cost.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _together(records: Mapping[str, WalletRecord], chosen: Iterable[str]) -> Ite
 def trim(
     records: Mapping[str, WalletRecord], family: ReleaseFamily, offered: Mapping[str, float]
 ) -> dict[str, float]:
-    """The most that each seller can still sell, up to its offer; 0 where the wallet is as good as empty."""
+    """The most that each seller can still sell, up to its offer; 0 if nothing fits."""
     fresh = _surely_fitting(records, family, offered)
     fitting = {name: offered[name] for name in fresh}
     for names, wallets in _together(records, (name for name in offered if name not in fresh)):
@@ -219,7 +219,7 @@ class StoredWallets:
             check(of_sellers(self._connection, some), {name: sold[name] for name in some})
 
     def _surely_fitting(self, family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
-        """(bids,) whether a wallet has room by the bound; False says nothing."""
+        """(bids,) True if a wallet certainly has room by the bound; False if that is not known."""
         found = np.zeros(offered.size, dtype=bool)
         rows = sql.stream(self._connection, _BOUNDS, self._round, self._round)
         start = 0

@@ -1,11 +1,11 @@
 """A witness keeps the heads of a broker's log and raises an alarm when they do not continue each other.
 
-Anybody can run one: heads and consistency proofs need no account. The heads are lines of a text file, each with
-the times at which the witness first and last saw it by its own clock; the first line pins the log's key. `broker
-verify --witness FILE` compares the times of entries with them, so that nothing can be dated back by more than the
-pause between two looks. Witnesses compare their files (`forks`), so that a broker cannot show one log to some and
-another to others. With a key of its own a witness also cosigns what it saw, and leaves that with the broker for
-others to read.
+Anybody can run one: heads and consistency proofs need no account. The heads are lines of a text file, each with the
+times at which the witness first and last saw it by its own clock; the first line pins the log's key. `broker verify
+--witness FILE` compares the times of entries with them, so that nothing can be dated back by more than the pause
+between two looks. Witnesses compare their files (`forks`), so that a broker cannot show one log to some and another
+to others. With a key of its own a witness also cosigns the heads that it saw, and sends the cosignatures to the
+broker, where others can read them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: a thin shell over the library.
+"""The command line: each command calls the library and prints the result.
 
 Each command lives in its own module, which is loaded when the command is typed (`cli._commands`), so that
 `privmarket --help` and `privmarket auction` start quickly and without torch. Data goes to stdout, everything else
@@ -72,7 +72,7 @@ def _options(
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    # A user of the command line wants the sentence, not the line of our source that raised it.
+    # On the command line only the message is shown, not the line of this package that raised it.
     print(f"warning: {message}", file=sys.stderr)
 
 
@@ -87,7 +87,7 @@ def _show_usage_error(error: click.UsageError) -> None:
 
 
 def _place_in_own_code(error: BaseException) -> str | None:
-    """File and line where a rule of the user's own failed; None if the fault is not in such a file."""
+    """File and line at which a user's own rule failed; None if the error is not in such a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file = Path(last.filename).absolute()
     ours = Path(__file__).parents[1] in file.parents or "site-packages" in file.parts
@@ -112,13 +112,13 @@ def _writable(stream: TextIO | None) -> TextIO:
 
 
 def _forget_unwritten_output() -> None:
-    """Keeps Python from trying again at exit what could not be written, such as to a full disk."""
+    """Discards output that could not be written, e.g. to a full disk, so that Python does not try again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:
-    """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
+    """The `privmarket` command. Errors that a user can correct end in one line and exit code 2."""
     sys.stdout = _writable(sys.stdout)
     sys.stderr = _writable(sys.stderr)
     warnings.showwarning = _warn

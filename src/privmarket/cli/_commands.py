@@ -1,4 +1,4 @@
-"""Which commands there are, and options of commands from a file.
+"""The table of commands, and options of commands from a file.
 
 - `COMMANDS` says where each command is defined, with the line about it in `privmarket --help`. Listing them loads
   none. A command's module is imported when the command is typed, so it may import at its top what it needs; what

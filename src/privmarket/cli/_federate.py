@@ -210,7 +210,7 @@ def federate(
     summary = results.summarise(result)
     own = baselines.OwnRecords.of(result)
     attacks = _attacked(result) if attack else []
-    # A picture or a page that fails costs neither the table nor the JSON.
+    # If a figure or a page fails, the table and the JSON are still printed.
     failures = _written(result, attacks, own, report=report, save=save, model_out=model_out, plot=plot)
     if json:
         print_json({**summary, "attacks": [one.to_json() for one in attacks]})
@@ -225,7 +225,7 @@ def federate(
 def _tuned(
     config: FederationConfig, task: Task, asked: AskedPrices | None, *, fixed: Sequence[str]
 ) -> rehearsal.Tuned | None:
-    """The settings that public records choose, None where documented defaults stand; says what is done."""
+    """The settings chosen on public records, None if documented defaults are used; prints which."""
     for line in (*task.describe(), *task.warnings):
         note(line)
     if config.statistics == "none":
@@ -265,7 +265,7 @@ def _written(
         try:
             job(path)
             note(f"written: {path}")
-        except Exception as error:  # whatever went wrong there, the run itself is done and must be shown
+        except Exception as error:  # whatever the error, the run itself is finished and must be shown
             failures.append(f"{path} could not be written: {type(error).__name__}: {error}")
     return failures
 
@@ -312,7 +312,7 @@ def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] |
 
 
 def loaded(source: TaskSource) -> Task:
-    """The task that the options name; says how far reading is where that takes a while."""
+    """The task that the options name; shows progress if reading takes a while."""
     what = source.data if source.data is not None else source.task
     with WorkBar(f"reading {Path(str(what)).name}", "rows") as bar:
         return source.load(bar.show)
@@ -378,7 +378,7 @@ def _write_report(path: Path, result: RunResult, attacks: list[AttackResult], ow
 
 
 def _command() -> str:
-    """What was typed, without what does not change the result."""
+    """The command as it was typed, without options that do not change the result."""
     words = sys.argv[1:]
     for option in ("--save", "--report", "--checkpoint", "--workers", "--watch", "--model-out", "--plot"):
         if option in words:

@@ -94,7 +94,7 @@ def plan(
     settings = settings | {"mechanism": FederationConfig.mechanism}
     if not given.is_given and settings["dataset"] in DATASETS:
         if given.public is None:
-            # As many as a client holds, so that there is something to choose settings on.
+            # As many as a client holds, so that settings can be chosen on them.
             usual = planning.usual_public(settings["dataset"], settings["clients"], settings["alpha"])
             given = replace(given, public=str(usual))
         # What is recommended for a sum learns most for little money under local trust, too.
@@ -370,7 +370,7 @@ def _training_words(base: FederationConfig, point: Point) -> list[str]:
     chosen = point.choice.training(base.training)
     usual = FederationConfig(dataset=base.dataset, task=base.task, trust=base.trust).training
     names = [one.name for one in fields(chosen)]
-    # Public records would choose these again; what the plan chose is said.
+    # Public records would choose these again, so the plan's choice is written out.
     said = ("server_rate", "clip_norm", "averaging") if base.task else ()
     return [
         f"--set {name}={getattr(chosen, name)}"

@@ -1,4 +1,4 @@
-"""How far a long command is, on stderr: a bar, or a live view with curves that can also be a page.
+"""The progress of a long command, on stderr: a bar, or a live view with curves that can also be a page.
 
 The page (`--watch FILE.html`) is a file, rewritten while the work goes on; a browser that shows it reloads it every
 two seconds until the work is done. Nothing listens on a port.
@@ -35,7 +35,7 @@ _NEXT_LINE_SECONDS = 10.0
 
 
 class ProgressBar:
-    """How much is done, how long the rest will take, and a line of figures; shown while it is entered.
+    """A progress bar with the remaining time and a line of figures; shown while it is entered.
 
     Args:
         label: what is being done, one word.
@@ -114,7 +114,7 @@ class WorkBar:
             self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
-        """Says that so many are done, of so many (0 if that is not known)."""
+        """Shows that `done` of `total` are done (0 if the total is not known)."""
         of = f" of {total:,}" if total else ""
         text = f"{self._label}: {done:,}{of} {self._unit}"
         if self._bar is not None:
@@ -223,7 +223,7 @@ class LiveView:
         )
 
     def _latest(self, curve: Curve) -> str:
-        """The last value that was measured, and where that was not in the last step, in which."""
+        """The last measured value, with its step if that is not the last one."""
         values = self.values.get(curve.name, [])
         measured = [(step, value) for step, value in zip(self.steps, values, strict=False) if value is not None]
         if not measured:
@@ -285,7 +285,7 @@ class LiveView:
         )
 
     def _points(self, curve: Curve, most: int = 400) -> tuple[list[int], list[float | None]]:
-        """What was measured, thinned out to so many points."""
+        """The measured values, thinned out to at most `most` points."""
         found = [(s, v) for s, v in zip(self.steps, self.values[curve.name], strict=True) if v is not None]
         kept = found[:: -(-len(found) // most)]
         if kept[-1] != found[-1]:

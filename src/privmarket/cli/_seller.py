@@ -1,4 +1,4 @@
-"""`privmarket seller`: what a client agrees to sell, written down and checked."""
+"""`privmarket seller`: policies of sellers, and statements of their wallets."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def statement(
 
 
 def _print_guard(found: SellerPolicy) -> None:
-    """What leaves a site whose app has a `GuardMod`."""
+    """Prints what leaves a site whose app has a `GuardMod`."""
     rules = found.guard
     ways = {
         "auto": "record by record where the app calls train_privately, else as a whole",
@@ -195,7 +195,7 @@ def _epsilon_alone(sales: Sequence[SaleLine], delta: float) -> float | None:
 
 
 def _weakest(trusts: Iterable[Trust]) -> Trust:
-    """What sales under several trusts rest on together: one secure sum among them, and the whole rests on it."""
+    """The trust model of several sales together: aggregate if one of them is, else local."""
     return "aggregate" if "aggregate" in trusts else "local"
 
 

@@ -54,10 +54,10 @@ WALLETS_FOLDER = "out/flower-wallets"  # where neither says anything: below the 
 
 
 def own_file(context: Context, name: str) -> Path:
-    """A file of the node's own, in a folder that the node's owner named.
+    """A file of the node, in a folder that the node's owner named.
 
-        Never a folder from the run's configuration, which whoever submits the run writes: a new folder would be
-    a new wallet.
+    The folder never comes from the run's configuration, which is written by whoever submits the run: a new folder
+    would be a new wallet.
     """
     folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER)
     return Path(folder).absolute() / name

@@ -37,7 +37,7 @@ REMARKS = (
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the demo shows.
+    """The runs and findings of the demo.
 
     Attributes:
         runs: label → run, the one that the demo is about first.

@@ -77,12 +77,12 @@ def write_report(
     """Writes the page; the first run is the one it is about, the others are drawn for comparison.
 
     Args:
-        command: what to type to get the run again.
-        misreports: what an attack on the auction found.
-        attacks: attacks on the first run's releases and model, shown beside what was claimed.
-        names: what to call the clients; "client 7" and so on if left out.
-        currency: what to call a unit of money.
-        own: what the buyer's own records give alone, stated before anything else.
+        command: the command that makes the run again.
+        misreports: the result of an attack on the auction.
+        attacks: attacks on the first run's releases and model, shown beside the claims.
+        names: the clients' names; "client 7" and so on if left out.
+        currency: the name of a unit of money.
+        own: the scores of the buyer's own records alone, stated before anything else.
         remarks: sentences on how the runs came about, at the end of the page.
     """
     main = next(iter(runs.values()))
@@ -250,7 +250,7 @@ def accuracy_chart(runs: Mapping[str, RunResult], own: OwnRecords | None = None)
 
 
 def score_title(run: RunResult) -> str:
-    """What the headline score is called on axes and in tables."""
+    """The name of the headline score on axes and in tables."""
     score = run.task.score
     return "right on the test" if score.name == "accuracy" else f"{score.heading} on the test"
 

@@ -1,7 +1,8 @@
-"""What a finished run came to, in sentences: free baseline, money, accuracy, what noise cost, how strong its ε is.
+"""The result of a finished run in sentences: free baseline, money, accuracy, the cost of noise, the strength of its
+ε.
 
-Every sentence is made from the runs' figures, and says less where a run knows less: a run without its noise-free
-twin says nothing about what noise cost.
+Every sentence is made from the runs' figures, and is left out if these are missing: without a run that leaves out
+the noise, nothing is said about the cost of noise.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from privmarket.rounds import MICRO, offered_micro
 from privmarket.simulation._result import ClientRow, RunResult, events_if_others_collude
 
 CURRENCY = "credits"
-"""What a unit of money is called where nobody named it, as on the broker's pages."""
+"""The default name of a unit of money, as on the broker's pages."""
 
-# Right guesses about a record, starting at 50:50: up to this share, this word.
+# The word for a promise, by the largest share of right guesses about a record, starting at 50:50.
 _STRENGTHS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "very weak"))
 
 
 @dataclass(frozen=True)
 class MisreportCheck:
-    """What an attack on the auction of the first round found.
+    """The result of an attack on the auction of the first round.
 
     Attributes:
         largest_gain: most money that a client could gain by another price, a smaller offer of ε, or both. Offers
@@ -233,7 +234,7 @@ def own_records_takeaway(own: OwnRecords, accuracy: float) -> str:
 
 
 def sampling_sentence(tested: int, accuracy: float) -> str:
-    """How much of an accuracy is chance: one run, and so many test records."""
+    """A sentence on the sampling error of an accuracy, with one run and this many test records."""
     deviation = 100 * float(np.sqrt(accuracy * (1.0 - accuracy) / tested))
     return (
         f"All of this is one seed and {tested:,} test records, of which one point is {tested / 100:.1f}: an "
