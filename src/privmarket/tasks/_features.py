@@ -5,7 +5,8 @@ same noise buy a better model [TramerBoneh2021].
 
 - oriented gradients: how strongly brightness rises in each direction, cell by cell;
 - scattering: moduli of wavelet transforms, averaged over cells; two scales, eight angles, second order;
-- whitened scattering: the same in a basis in which made-up public images vary alike in all directions.
+- whitened scattering: the same in a basis in which made-up public images vary alike in all directions;
+- patches and scattering: beside it, how much each quarter of the image looks like patches of made-up images.
 """
 
 from __future__ import annotations
@@ -190,14 +191,26 @@ def public_basis(image_shape: tuple[int, int, int]) -> PublicBasis:
     generator = torch.Generator().manual_seed(_SEED)
     planes = cells = torch.zeros(())
     for _ in range(0, _IMAGES, _BLOCK_IMAGES):
-        maps = normalised_scattering(overlapping_shapes(_BLOCK_IMAGES, image_shape, generator)).flatten(2).double()
-        planes = planes + torch.einsum("nps,nqs->pq", maps, maps)
-        cells = cells + torch.einsum("nps,npt->st", maps, maps)
+        maps = normalised_scattering(overlapping_shapes(_BLOCK_IMAGES, image_shape, generator))
+        of_planes, of_cells = _second_moments(maps)
+        planes = planes + of_planes
+        cells = cells + of_cells
+    return _basis(planes, cells, _KEPT_DIRECTIONS, _FLOOR)
+
+
+def _second_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, planes, h, w) → (planes, planes) and (cells, cells) sums of products over everything else."""
+    flat = maps.flatten(2).double()
+    return torch.einsum("nps,nqs->pq", flat, flat), torch.einsum("nps,npt->st", flat, flat)
+
+
+def _basis(planes: Tensor, cells: Tensor, kept: int, floor: float) -> PublicBasis:
+    """The `kept` strongest directions of planes × cells, from the second moments of either."""
     (plane_energy, plane_directions), (cell_energy, cell_directions) = map(_directions, (planes, cells))
     energy = plane_energy.clamp_min(0.0)[:, None] * cell_energy.clamp_min(0.0)
     share = (energy / energy.max()).flatten()
-    chosen = share.argsort(descending=True, stable=True)[:_KEPT_DIRECTIONS]
-    scale = (share[chosen] + _FLOOR) ** -_STRENGTH
+    chosen = share.argsort(descending=True, stable=True)[:kept]
+    scale = (share[chosen] + floor) ** -_STRENGTH
     return PublicBasis(plane_directions.float(), cell_directions.float(), chosen, scale.float())
 
 
@@ -344,13 +357,145 @@ def whitened_scattering(images: Tensor) -> Tensor:
     return to_one_norm(public_basis((channels, height, width))(normalised_scattering(images)))
 
 
+_FILTERS = 256
+_PATCH_PIXELS = 5
+_PATCHES_PER_IMAGE = 20
+_PATCH_VARIANCE = 0.05**2  # added to a patch's own, so that the noise of a flat one is not blown up
+_LEAST_DEVIATION = 0.1  # of a patch that becomes a filter: flat ones look like nothing in particular
+_PATCH_RIDGE = 0.1  # added to the variances of patches, each about 1 on average, before they are evened out
+_LEAST_LIKENESS = 0.25
+_PATCH_FLOOR = 1e-3
+_PATCH_DIRECTIONS = 1400
+_SCATTERING_DIRECTIONS = 1000
+_BLOCK_PATCH_ROWS = 10  # their responses fit into a processor's cache: several times faster than 100
+
+
+@dataclass(frozen=True, eq=False)
+class PublicPatches:
+    """Filters made of patches of overlapping shapes, and the basis in which their responses are used.
+
+    Attributes:
+        filters: (filters, channels, 5, 5), each of mean 0.
+        offset: (filters,) what a filter answers to the mean patch.
+        mean, deviation: (2·filters, 2, 2) of the square roots of pooled responses to overlapping shapes.
+        basis: directions among the standardised responses.
+    """
+
+    filters: Tensor
+    offset: Tensor
+    mean: Tensor
+    deviation: Tensor
+    basis: PublicBasis
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(rows, channels, h, w) → (rows, directions, 1, 1), each row of norm 10."""
+        return to_one_norm(self.basis(self.standardised(patch_likeness(images, self.filters, self.offset))))
+
+    def standardised(self, likeness: Tensor) -> Tensor:
+        """The square roots of `likeness`, with mean 0 and deviation 1 among overlapping shapes."""
+        return (likeness.sqrt() - self.mean) / self.deviation
+
+
+def patch_likeness(images: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
+    """How much an image's patches look like each filter, or like its negative, averaged over each quarter.
+
+    A patch p of every place is brought to mean 0 and nearly deviation 1; with the answer z = ⟨filter, p⟩ − offset
+    the planes hold the means of max(0, z − ¼), then of max(0, −z − ¼).
+
+    Args:
+        images: (rows, channels, h, w); h and w at least 6.
+        filters: (filters, channels, 5, 5), each of mean 0.
+        offset: (filters,).
+
+    Returns:
+        (rows, 2·filters, 2, 2), ≥ 0.
+    """
+    box = torch.full_like(filters[:1], 1.0 / filters[0].numel())
+    done = []
+    for block in torch.split(images, _BLOCK_PATCH_ROWS):
+        variance = F.conv2d(block.square(), box) - F.conv2d(block, box).square()
+        answer = F.conv2d(block, filters)
+        answer *= (variance.clamp_min(0.0) + _PATCH_VARIANCE).rsqrt()
+        answer -= offset[:, None, None]
+        like = F.adaptive_avg_pool2d(F.relu(answer - _LEAST_LIKENESS), 2)
+        unlike = F.adaptive_avg_pool2d(F.relu(-_LEAST_LIKENESS - answer), 2)
+        done.append(torch.cat([like, unlike], dim=1))
+    return torch.cat(done)
+
+
+@lru_cache(maxsize=4)
+def public_patches(image_shape: tuple[int, int, int]) -> PublicPatches:
+    """The patches for images of (channels, height, width); the same on every machine up to rounding."""
+    generator = torch.Generator().manual_seed(_SEED)
+    images = overlapping_shapes(_IMAGES, image_shape, generator)
+    filters, offset = _patch_filters(images, generator)
+    likeness = torch.cat([patch_likeness(block, filters, offset) for block in torch.split(images, _BLOCK_IMAGES)])
+    roots = likeness.sqrt()
+    deviation = roots.std(dim=0) + 1e-3 * roots.std()
+    mean = roots.mean(dim=0)
+    moments = _second_moments(to_one_norm((roots - mean) / deviation))
+    return PublicPatches(filters, offset, mean, deviation, _basis(*moments, _PATCH_DIRECTIONS, _PATCH_FLOOR))
+
+
+def _patch_filters(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(filters, channels, 5, 5) filters out of random patches of `images`, and their answers to the mean patch.
+
+    With patches of mean 0 and nearly deviation 1, m their mean and W the symmetric root of the inverse of their
+    covariance (with a ridge), the filter of a patch p is W·W·(p − m), divided by the norm of W·(p − m).
+    """
+    channels = images.shape[1]
+    patches = torch.cat([_random_patches(block, generator) for block in torch.split(images, _BLOCK_IMAGES)])
+    patches = patches - patches.mean(dim=1, keepdim=True)
+    variance = patches.square().mean(dim=1, keepdim=True)
+    patches = (patches / (variance + _PATCH_VARIANCE).sqrt())[variance[:, 0].sqrt() > _LEAST_DEVIATION].double()
+    mean = patches.mean(dim=0)
+    energy, directions = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
+    evened = (directions * (energy.clamp_min(0.0) + _PATCH_RIDGE).rsqrt()) @ directions.T
+    chosen = torch.randperm(len(patches), generator=generator)[:_FILTERS]
+    white = (patches[chosen] - mean) @ evened
+    filters = (white / white.norm(dim=1, keepdim=True)) @ evened
+    offset = filters @ mean
+    filters = filters - filters.mean(dim=1, keepdim=True)
+    return filters.reshape(-1, channels, _PATCH_PIXELS, _PATCH_PIXELS).float(), offset.float()
+
+
+def _random_patches(images: Tensor, generator: torch.Generator) -> Tensor:
+    """(rows·20, channels·25) patches, 20 random places of every image."""
+    places = F.unfold(images, _PATCH_PIXELS)  # (rows, channels·25, places)
+    chosen = torch.randint(places.shape[2], (len(images), 1, _PATCHES_PER_IMAGE), generator=generator)
+    return places.gather(2, chosen.expand(-1, places.shape[1], -1)).transpose(1, 2).flatten(0, 1)
+
+
+def patches_and_scattering(images: Tensor) -> Tensor:
+    """The strongest 1,000 directions of `whitened_scattering` beside 1,400 of `public_patches`.
+
+    The two say different things about a picture: scattering looks at one colour channel at a time, patches at all
+    of them together.
+
+    Args:
+        images: (rows, channels, h, w); h and w at least `SMALLEST_SIDE`.
+
+    Returns:
+        (rows, directions, 1, 1), each row of norm 10. With 3 channels of 32 × 32 pixels, 2,400 directions.
+
+    Implements: random patches as features, of [CoatesNg2011], with the soft threshold and the quarters used there.
+    Deviation: patches come from overlapping shapes instead of the pictures to be learned from, which are private;
+    responses enter by their square roots, and in a basis in which overlapping shapes vary alike.
+    """
+    channels, height, width = images.shape[1:]
+    scattered = to_one_norm(whitened_scattering(images)[:, :_SCATTERING_DIRECTIONS])
+    patched = public_patches((channels, height, width))(images)
+    return to_one_norm(torch.cat([scattered, patched], dim=1))
+
+
 _TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "oriented-gradients": oriented_gradients,
     "centred-gradients": centred_gradients,
     "scattering": normalised_scattering,
     "whitened-scattering": whitened_scattering,
+    "patches-and-scattering": patches_and_scattering,
 }
-_STORED = ("scattering", "whitened-scattering")
+_STORED = ("scattering", "whitened-scattering", "patches-and-scattering")
 FEATURES = ("none", *_TRANSFORMS)
 
 

@@ -20,7 +20,10 @@ from privmarket.tasks._features import (
     normalised_scattering,
     oriented_gradients,
     overlapping_shapes,
+    patch_likeness,
+    patches_and_scattering,
     public_basis,
+    public_patches,
     scattering,
     whitened_scattering,
     with_features,
@@ -138,9 +141,10 @@ def test_a_file_that_was_cut_short_is_computed_again(tmp_path, monkeypatch):
     np.testing.assert_array_equal(with_features(_random_dataset(), "scattering").train_images, whole)
 
 
-def test_images_too_small_to_reflect_are_refused():
+@pytest.mark.parametrize("name", ["scattering", "patches-and-scattering"])
+def test_images_too_small_to_reflect_are_refused(name):
     with pytest.raises(DataError, match=f"at least {SMALLEST_SIDE} pixels") as refused:
-        with_features(_random_dataset(side=8), "scattering")
+        with_features(_random_dataset(side=8), name)
     assert "centred-gradients" in refused.value.hint
 
 
@@ -152,8 +156,10 @@ def _few_images(monkeypatch):
     monkeypatch.setattr(features, "_IMAGES", 400)
     monkeypatch.setattr(features, "_BLOCK_IMAGES", 200)
     public_basis.cache_clear()
+    public_patches.cache_clear()
     yield
     public_basis.cache_clear()
+    public_patches.cache_clear()
 
 
 def _fresh(count: int = 300) -> torch.Tensor:
@@ -209,3 +215,97 @@ def test_shapes_are_images_of_the_asked_size():
     assert images.shape == (5, 3, 10, 14)
     assert images.abs().max() <= 2.0
     assert images.std() > 0.3
+
+
+COLOUR = (3, 12, 12)
+
+
+def _pictures(count: int, seed: int = 9) -> torch.Tensor:
+    return overlapping_shapes(count, COLOUR, torch.Generator().manual_seed(seed))
+
+
+def test_likeness_is_the_mean_of_thresholded_answers_over_quarters():
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randn(12, 2, 9, 9, generator=generator)  # more rows than are computed at once
+    filters = torch.randn(3, 2, 5, 5, generator=generator)
+    filters -= filters.mean(dim=(1, 2, 3), keepdim=True)
+    offset = torch.randn(3, generator=generator)
+    done = patch_likeness(images, filters, offset)
+    assert done.shape == (12, 6, 2, 2)
+    for row, k, side in ((0, 0, 1), (11, 2, -1)):
+        answers = np.empty((5, 5))
+        for i in range(5):
+            for j in range(5):
+                patch = images[row, :, i : i + 5, j : j + 5].double().numpy()
+                patch = (patch - patch.mean()) / math.sqrt(patch.var() + 0.05**2)
+                answers[i, j] = (filters[k].double().numpy() * patch).sum() - float(offset[k])
+        counted = np.maximum(side * answers - 0.25, 0.0)
+        halves = (slice(None, 3), slice(2, None))  # an odd side has its middle in both
+        expected = [[counted[down, across].mean() for across in halves] for down in halves]
+        np.testing.assert_allclose(done[row, k if side > 0 else 3 + k], expected, rtol=1e-3, atol=1e-4)
+
+
+def _twins(filters: torch.Tensor) -> float:
+    """The share of filters that another one repeats."""
+    rows = filters.flatten(1) / filters.flatten(1).norm(dim=1, keepdim=True)
+    alike = rows @ rows.T - torch.eye(len(rows))
+    return float((alike.max(dim=1).values > 0.999).double().mean())
+
+
+def test_filters_are_centred_and_none_is_made_of_a_flat_patch(monkeypatch):
+    images = torch.randn(60, *COLOUR, generator=torch.Generator().manual_seed(3))
+    images[30:] = 0.7
+    filters, offset = features._patch_filters(images, torch.Generator().manual_seed(0))
+    assert filters.shape == (256, 3, 5, 5)
+    assert offset.shape == (256,)
+    torch.testing.assert_close(filters.sum(dim=(1, 2, 3)), torch.zeros(256), atol=1e-4, rtol=0)
+    monkeypatch.setattr(features, "_LEAST_DEVIATION", -1.0)
+    with_flat, _ = features._patch_filters(images, torch.Generator().manual_seed(0))
+    # Flat patches all give one filter; of noise, only a place that was drawn twice does.
+    assert _twins(filters) < 0.25 < 0.4 < _twins(with_flat)
+
+
+@pytest.mark.usefixtures("_few_images")
+@pytest.mark.parametrize("shape", [COLOUR, (1, 9, 14)], ids=["colour", "grey, smallest"])
+def test_patches_of_a_record_depend_on_it_alone_and_have_one_norm(shape):
+    images = torch.randn(13, *shape, generator=torch.Generator().manual_seed(2))
+    together = patches_and_scattering(images)
+    torch.testing.assert_close(
+        together, torch.cat([patches_and_scattering(i[None]) for i in images]), atol=1e-3, rtol=0
+    )
+    torch.testing.assert_close(together.flatten(1).norm(dim=1), torch.full((13,), 10.0))
+
+
+@pytest.mark.usefixtures("_few_images")
+def test_scattering_and_patches_have_equal_weight():
+    scattered, patched = patches_and_scattering(_pictures(4)).flatten(1).split([1000, 1400], dim=1)
+    torch.testing.assert_close(scattered.norm(dim=1), patched.norm(dim=1))
+    expected = whitened_scattering(_pictures(4)).flatten(1)[:, :1000]
+    torch.testing.assert_close(
+        scattered / scattered.norm(dim=1, keepdim=True), expected / expected.norm(dim=1, keepdim=True)
+    )
+
+
+@pytest.mark.usefixtures("_few_images")
+def test_energy_of_patches_is_spread_more_evenly_on_images_that_they_have_not_seen():
+    patches = public_patches(COLOUR)
+    images = _pictures(400)
+    before = patches.standardised(patch_likeness(images, patches.filters, patches.offset))
+    assert _spread(patches(images)) < 0.5 * _spread(before)
+
+
+@pytest.mark.usefixtures("_few_images")
+def test_the_patches_are_the_same_every_time():
+    first = public_patches(COLOUR)
+    public_patches.cache_clear()
+    again = public_patches(COLOUR)
+    assert first is not again
+    torch.testing.assert_close(first.filters, again.filters)
+    assert torch.equal(first.basis.chosen, again.basis.chosen)
+
+
+def test_a_blank_image_has_finite_patches():
+    filters = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(0))
+    filters -= filters.mean(dim=(1, 2, 3), keepdim=True)
+    done = patch_likeness(torch.full((1, 1, 9, 9), 0.7), filters, torch.zeros(2))
+    torch.testing.assert_close(done, torch.zeros(1, 4, 2, 2))
