@@ -104,8 +104,8 @@ def test_a_client_without_a_wallet_is_bought_out_round_by_round(tmp_path):
     market = lambda: server(budget=50.0, rounds=10)  # noqa: E731
     open_hand, _ = play(client(spread=False), market())
     assert open_hand.certificate().epsilon > 3
-    purse = lambda context: pm.privacy.WalletFile(tmp_path / f"{partition(context)}.jsonl", 2.0)  # noqa: E731
-    capped, _ = play(client(wallet=purse, spread=False), market())
+    wallet_of = lambda context: pm.privacy.WalletFile(tmp_path / f"{partition(context)}.jsonl", 2.0)  # noqa: E731
+    capped, _ = play(client(wallet=wallet_of, spread=False), market())
     assert capped.paid_micro
     assert capped.certificate().epsilon <= 2.0
 

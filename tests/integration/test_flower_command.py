@@ -60,7 +60,7 @@ class Recorded(Exception):
 
 
 @pytest.mark.parametrize("engine", ["simulation", "deployment"])
-@pytest.mark.parametrize("given", ["", "purses"])
+@pytest.mark.parametrize("given", ["", "elsewhere"])
 def test_a_client_has_one_wallet_whichever_engine_runs_it(engine, given, tmp_path, monkeypatch):
     """The in-process engine's place is tested with the examples above; the others start in another folder."""
 

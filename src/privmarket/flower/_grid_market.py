@@ -124,16 +124,17 @@ class GridMarket:
         Raises:
             ConfigurationError: it does not.
         """
-        plan = self.settings
-        if plan.expected_batch is None:
+        settings = self.settings
+        if settings.expected_batch is None:
             return  # known with the first bids; `shared_sum` checks every sum
-        sigma = float(plan.family.noise_multiplier(plan.epsilon_max))
-        records = math.ceil(plan.expected_batch / plan.sampling_rate)
-        sellers = min(sellers, plan.largest_cohort)
-        needed = bits_at_most(sellers, records, sigma, parameters, plan.honest_share)
+        most = settings.epsilon_max
+        sigma = float(settings.family.noise_multiplier(most))
+        records = math.ceil(settings.expected_batch / settings.sampling_rate)
+        sellers = min(sellers, settings.largest_cohort)
+        needed = bits_at_most(sellers, records, sigma, parameters, settings.honest_share)
         if needed > SUM_BITS:
             raise ConfigurationError(
-                f"a secure sum of {sellers} sellers with {records} records each that sell ε = {plan.epsilon_max:g} "
+                f"a secure sum of {sellers} sellers with {records} records each that sell ε = {most:g} "
                 f"needs {needed} bits, the protocol carries {SUM_BITS}",
                 "lower epsilon_max, or train on fewer records a client",
             )
@@ -473,11 +474,11 @@ def buy_sum(
         cohorts = sums.form_cohorts(
             grid, market.fleet, auction.terms, keys, settings.largest_cohort, settings.deadline_seconds, register
         )
-        plan = market.shared_sum(auction, sum(array.size for array in weights.values()), cohorts)
+        shared = market.shared_sum(auction, sum(array.size for array in weights.values()), cohorts)
     except (PrivacyError, SumRefusal, SumClosed) as error:  # no order was sent, so nobody released anything
         _log.warning("round %s: %s", auction.terms.number, error)
         return {client: Delivery(fault=str(error), refused=True) for client in market.sellers(auction)}, None
-    sales = market.sales(auction, total=plan)
+    sales = market.sales(auction, total=shared)
     sizes = {client: auction.offers[client].data_size for client in sales}
     market.cohorts_of[auction.terms.number] = cohorts.count
     deliveries, total = sums.secure_sum(
@@ -490,4 +491,4 @@ def buy_sum(
     flat = np.concatenate([total[name].ravel() for name in weights])
     chosen = market.planned(auction)
     rate = chosen.learning_rate / chosen.expected_batch
-    return deliveries, (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)
+    return deliveries, (rate * (flat / float(shared.weights[came].sum()))).astype(np.float32)

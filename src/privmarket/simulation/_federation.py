@@ -244,10 +244,10 @@ class Federation:
         if total is not None:
             sellers = list(auction.awards)
             paid = [number for number, client in enumerate(sellers) if client in record.paid_micro]
-            plan = self.shared_sum(auction)
-            weights = plan.weights[paid] / plan.weights[paid].sum()
+            shared = self.shared_sum(auction)
+            weights = shared.weights[paid] / shared.weights[paid].sum()
             records = float(weights @ self.declared[[self.place[sellers[number]] for number in paid]])
-            noise = plan.deviation(paid) if self.mode.is_private else 0.0
+            noise = shared.deviation(paid) if self.mode.is_private else 0.0
             moments = sale.bought(total, records, noise, self.task.unit)
         whitening = Whitening(moments)
         weights_now = whitening.unfolded(self.pool.model, state.server.weights)
@@ -421,18 +421,18 @@ class SimulatedClients:
         """
         federation = self.federation
         sellers = list(auction.awards)
-        plan = federation.shared_sum(auction, self.state.whitening)
+        shared = federation.shared_sum(auction, self.state.whitening)
         arrived = [number for number, client in enumerate(sellers) if client in sales]
-        counted = plan.counted(arrived)
+        counted = shared.counted(arrived)
         # Shares of a sum that is not opened stay masked: they are not seen and not paid, and their ε stays spent.
-        fault = f"only {len(arrived)} of {len(sellers)} sellers came through, {plan.needed} are needed"
-        if plan.cohorts > 1:
-            fault = f"too few sellers of this cohort came through, {plan.needed} are needed"
+        fault = f"only {len(arrived)} of {len(sellers)} sellers came through, {shared.needed} are needed"
+        if shared.cohorts > 1:
+            fault = f"too few sellers of this cohort came through, {shared.needed} are needed"
         opened = {sellers[number] for number in counted}
         reports = {client: Report(None if client in opened else fault) for client in sales}
         paid = {client: sales[client] for client in sales if client in opened}
-        shares = federation.run_clients(self.state, paid, [plan.grid(number) for number in counted])
-        total = plan.opened(shares, counted)
+        shares = federation.run_clients(self.state, paid, [shared.grid(number) for number in counted])
+        total = shared.opened(shares, counted)
         if total is None:
             return Delivered(reports)
         _, local = federation.pool.sale(
