@@ -91,7 +91,7 @@ class Places:
     total: int = 0
 
     def refusal(self, caller: str) -> str | None:
-        """Why a caller gets no place now: "caller" (it has its maximum) or "all" (all are taken); None if it may."""
+        """Why a caller gets no place now: "caller" (it has its maximum), "all" (all are taken), or None."""
         if self.held[caller] >= self.most_each:
             return "caller"
         return "all" if self.total >= self.most else None
