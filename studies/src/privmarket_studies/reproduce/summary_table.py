@@ -41,6 +41,7 @@ def block(results: Results, folder: str = "") -> str:
         f"found, over the mean payment ({bought}; misreports: {misreports}; hatched: breaks the budget). Rules "
         "that promise anything in ε promise it for offers of less than a client has; offers of more count only "
         f"where the client can still deliver what is bought ([both directions]({folder}rq1/README.md)). "
+        f"Commands and settings: [RQ1]({folder}rq1/README.md) to [RQ4]({folder}rq4/README.md). "
         f"[All results]({folder}README.md).*",
         _table(results).markdown().partition("\n\n")[2],
         "*`:untrained` is the network of `mfg-regretnet` as its training starts, a ladder of menus built by hand. "
