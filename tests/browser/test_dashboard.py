@@ -162,15 +162,20 @@ def tab_to(page: Any, wanted: str) -> Any:
     raise AssertionError(f"{wanted} cannot be reached with the keyboard")
 
 
-def press(page: Any, wanted: str) -> None:
-    """Goes to a button and presses Enter; once more if the page was replaced under it before the key arrived."""
+def held_still(act: Callable[[], object]) -> None:
+    """Does something with an element; once more if the page was replaced under it before the browser came to it."""
     for _ in range(5):
         try:
-            tab_to(page, wanted).send_keys(Keys.ENTER)
+            act()
             return
         except StaleElementReferenceException:
             continue
-    raise AssertionError(f"{wanted} never held still")
+    raise AssertionError("the page never held still")
+
+
+def press(page: Any, wanted: str) -> None:
+    """Goes to a button and presses Enter."""
+    held_still(lambda: tab_to(page, wanted).send_keys(Keys.ENTER))
 
 
 def sign_in(page: Any, url: str, token: str) -> None:
@@ -515,6 +520,6 @@ def test_a_dispute_from_all_sides_at_both_widths(browser: Any, site: tuple[str, 
     assert page.execute_script(reach), "a token cannot be ended on a phone without scrolling sideways"
     page.get(f"{url}/rounds/{round_id}")
     assert page.execute_script(reach), "an arbiter cannot rule on a phone without scrolling sideways"
-    page.find_element(By.CSS_SELECTOR, "input[name=reason]").send_keys("it is")
-    page.find_element(By.CSS_SELECTOR, "button[value=pay]").click()
+    held_still(lambda: page.find_element(By.CSS_SELECTOR, "input[name=reason]").send_keys("it is"))
+    held_still(lambda: page.find_element(By.CSS_SELECTOR, "button[value=pay]").click())
     until(lambda: "ruled: pay" in page.page_source)
