@@ -24,7 +24,7 @@ def test_a_changed_figure_would_be_seen(tmp_path):
     folder.mkdir()
     (tmp_path / "rq1").mkdir()
     shutil.copy(FOLDER.parent / "rq1" / "cells.jsonl", tmp_path / "rq1")
-    for name in ("comparison", "tuning", "frontier", "speed"):
+    for name in ("comparison", "misreports", "tuning", "frontier", "speed"):
         (folder / f"{name}.json").write_text(json.dumps(kept(name)), encoding="utf-8")
     assert render(folder) == render(FOLDER)
     speed = {**kept("speed"), "forward_ratio": 9.87}

@@ -23,8 +23,8 @@ from privmarket_studies.make_weights import BUDGET_PER_CLIENT
 COMMAND = "python -m privmarket_studies.learned_misreports docs/results/learned/misreports.json"
 RULES = ("mfg-regretnet", "regretnet", "dm-regretnet", "regretformer")
 LAWS = ("uniform", "bimodal")
-# Whose gains are bounded from above. For levels no bound is known; with attention one market takes half a minute.
-CERTIFIED = ("mfg-regretnet", "regretnet")
+# Whose gains are bounded from above; with attention one market takes half a minute.
+CERTIFIED = ("mfg-regretnet", "regretnet", "dm-regretnet")
 CLIENTS = 10
 MARKETS = 20
 
@@ -35,8 +35,8 @@ class MisreportRow(TypedDict):
     `certified` bounds misreports of v alone, as `found_in_valuation` are; `found` also withholds ε.
     """
 
-    rule: str
-    law: str
+    mechanism: str
+    scenario: str
     weights: str
     clients: int
     budget: float
@@ -69,8 +69,8 @@ def measure(rule: str, law: str) -> MisreportRow:
         rule, scenario=law, clients=CLIENTS, budget=budget, profiles=MARKETS, certify=rule in CERTIFIED
     )
     row: MisreportRow = {
-        "rule": rule,
-        "law": law,
+        "mechanism": rule,
+        "scenario": law,
         "weights": weights_digest(rule),
         "clients": CLIENTS,
         "budget": budget,
@@ -91,19 +91,23 @@ def measure(rule: str, law: str) -> MisreportRow:
     return row
 
 
+def wanted() -> list[tuple[str, str]]:
+    """(rule, law) of every row."""
+    return [(form, law) for law in LAWS for name in RULES for form in (name, f"{name}:untrained")]
+
+
 def main(path: Path) -> None:
     """Computes what is missing."""
     warnings.simplefilter("ignore")  # ten clients are fewer than some networks were trained for
     rows: list[MisreportRow] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    for law in LAWS:
-        for rule in (form for name in RULES for form in (name, f"{name}:untrained")):
-            now = weights_digest(rule)
-            if any((row["rule"], row["law"], row["weights"]) == (rule, law, now) for row in rows):
-                continue
-            rows = [row for row in rows if (row["rule"], row["law"]) != (rule, law)]
-            rows.append(measure(rule, law))
-            print(rows[-1], file=sys.stderr, flush=True)
-            write_atomically(path, json.dumps(rows, indent=1) + "\n")
+    for rule, law in wanted():
+        now = weights_digest(rule)
+        if any((row["mechanism"], row["scenario"], row["weights"]) == (rule, law, now) for row in rows):
+            continue
+        rows = [row for row in rows if (row["mechanism"], row["scenario"]) != (rule, law)]
+        rows.append(measure(rule, law))
+        print(rows[-1], file=sys.stderr, flush=True)
+        write_atomically(path, json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -42,8 +42,10 @@ def _cases(markets: dict[int, int]) -> tuple[Case, ...]:
 CASES = _cases(MARKETS)
 # Baselines, in fewer markets: a deviation costs them a group's whole auction.
 BASELINE_CASES = _cases({10: 50, 30: 10, 100: 3})
-# Each deviation is an auction whose clients all look at each other: fewer still.
-ATTENTION_CASES = _cases({10: 10, 30: 2})
+ATTENTION_CASES = _cases({10: 50, 30: 20, 100: 20})
+# Each deviation is an auction whose clients all look at each other: in large markets only so many clients of each
+# market are attacked.
+ATTENTION_ATTACKED = {100: 10}
 LITERAL_CASES = (("uniform", 10, 5.0, 10), ("uniform", 30, 15.0, 2))
 MENU_CLIENTS = 100
 MENU_BUDGETS = (0.2, 0.5, 1.0)
@@ -75,13 +77,15 @@ def ration_points() -> list[DesignPoint]:
 
 def stamp(path: Path, name: str, cases: Sequence[Case], note: Callable[..., None] = print) -> None:
     """Measures weights case by case and writes each figure into the file at once; what is there is not repeated."""
+    attacked = ATTENTION_ATTACKED if name == "regretformer" else {}
     for case in cases:
         stored = load(path, name)
-        rows = list(stored.facts["measured"].get("cases", []))
+        rows = [row for row in stored.facts["measured"].get("cases", []) if _case(row) in cases]
         if any(_case(row) == case for row in rows):
             continue
         law, clients, budget, markets = case
-        found = measure(mechanism(name, weights=path), [(scenario(law), clients, budget, markets)])["cases"]
+        market = (scenario(law), clients, budget, markets)
+        found = measure(mechanism(name, weights=path), [market], attacked=attacked.get(clients))["cases"]
         note(found[0], file=sys.stderr, flush=True)
         measured = summary([*rows, *found])
         save(path, Weights(name, stored.arrays, {**stored.facts, "measured": measured}))

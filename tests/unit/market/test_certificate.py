@@ -45,7 +45,7 @@ def test_rules_without_a_certificate_and_batches_are_refused():
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("name", ["regretnet", "mfg-regretnet"])
+@pytest.mark.parametrize("name", ["regretnet", "mfg-regretnet", "dm-regretnet"])
 @pytest.mark.parametrize("clients", [10, 13])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_report_of_thousands_beats_the_bound_of_a_network(name, clients):

@@ -10,7 +10,7 @@ valuation. It holds up to the rounding of float64, for which a billionth of the 
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +42,16 @@ class BoundedRule(Protocol):
 
     def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
         """What one client gets for its reports in boxes |w − centre| ≤ radius, as slopes; (boxes,) each."""
+
+
+@runtime_checkable
+class JumpingRule(Protocol):
+    """A rule whose outcome jumps with a report, so that it has no slope there: it bounds utilities itself."""
+
+    def own_utility(
+        self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor
+    ) -> tuple[Array, Array]:
+        """(boxes,) one client's utility at the middle of each box, and a bound over the box; at least 0 each."""
 
 
 def certify(rule: BoundedRule, bids: Bids, budget: float, closeness: float) -> CertifiedRegret:
@@ -106,6 +116,8 @@ def _bounds(
     """(boxes,) the client's utility at the middle of each box, and a bound over the box."""
     centre = torch.from_numpy(0.5 * (low + high))
     radius = torch.from_numpy(0.5 * (high - low))
+    if isinstance(rule, JumpingRule):
+        return rule.own_utility(bids, budget, client, centre, radius)
     trade = rule.own_trade(bids, budget, client, centre, radius)
     own = float(bids.valuation[client])
     report = Slope(centre, torch.ones_like(centre), torch.ones_like(centre), radius)

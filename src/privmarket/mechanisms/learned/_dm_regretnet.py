@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from privmarket.market._bids import Array, Bids
 from privmarket.mechanisms.learned._markets import BID_FEATURES, Markets, Trade, bid_features
 from privmarket.mechanisms.learned._networks import multilayer, spending_the_budget
 from privmarket.mechanisms.learned._regretnet import (
@@ -20,6 +22,7 @@ from privmarket.mechanisms.learned._regretnet import (
     ConcatenatedNetwork,
     SeatedMechanism,
 )
+from privmarket.mechanisms.learned._slopes import Slope
 
 
 class LevelsNetwork(ConcatenatedNetwork):
@@ -60,6 +63,11 @@ class LevelsNetwork(ConcatenatedNetwork):
 
     def _heads(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> _Heads:
         """What the dense layers and the ladder say about reports (..., L, seats)."""
+        score, pay, money = self._scores(markets, valuation, epsilon)
+        return _Heads(torch.softmax(score, dim=-1), pay, money)
+
+    def _scores(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The logarithms of the chances of all levels up to a constant, and the rest of `_Heads`."""
         head = self.net(bid_features(markets, valuation, epsilon).flatten(-2))
         sizes = (self.seats * self.levels, self.seats, self.seats, max(self.menus - 1, 0))
         shift, height, money, aim = head.split(sizes, dim=-1)
@@ -78,8 +86,8 @@ class LevelsNetwork(ConcatenatedNetwork):
         critical = threshold[..., None] * (1 + width * (0.5 - (rung - shift) / self.levels)).clamp_min(0.0)
         pay = critical.cumsum(-1) / self.levels * (markets.unit * epsilon / markets.budget)[..., None]
         nothing = torch.zeros_like(pay[..., :1])
-        chance = torch.softmax(torch.cat((nothing, beats.cumsum(-1)), dim=-1) / self.temperature, dim=-1)
-        return _Heads(chance, torch.cat((nothing, pay), dim=-1), money)
+        score = torch.cat((nothing, beats.cumsum(-1)), dim=-1) / self.temperature
+        return score, torch.cat((nothing, pay), dim=-1), money
 
     def _clearing_price(self, markets: Markets, s: Tensor, cap: Tensor, height: Tensor, aim: Tensor) -> Tensor:
         """(..., L, 1) log of the price at which ramps about it, paid their Myerson integral, spend the budget."""
@@ -130,6 +138,47 @@ class LevelsNetwork(ConcatenatedNetwork):
         accepted = (trade.payment >= valuation * trade.epsilon) & (trade.epsilon > 0)
         return Trade(trade.epsilon * accepted, trade.payment * accepted)
 
+    def own_bound(self, markets: Markets, valuation: Slope, epsilon: Tensor, seat: int, worth: float) -> Tensor:
+        """(boxes,) an upper bound on what the client in `seat`, to whom ε is worth `worth`, gains in each box.
+
+        Where every seat keeps its level all over the box, pay has a slope there. Elsewhere each seat may be at any
+        level whose score can be the largest, and pay is bounded from the ranges of all figures. With price p_j and
+        correction e^{m_j} it is B·p_i·e^{m_i}/D, where D = Σ p_j·e^{m_j} + max(1 − Σ p_j, 0) is at least
+        1 + Σ p_j·(e^{m_j} − 1) and at least Σ p_j·e^{m_j}. Who would be paid less than its reported cost
+        sells nothing.
+        """
+        score, pay, money = self._scores(markets, valuation, epsilon)  # type: ignore[arg-type]
+        assert isinstance(score, Slope)
+        assert isinstance(pay, Slope)
+        assert isinstance(money, Slope)
+        factor = torch.exp(money)
+        sold = epsilon[:, seat, None] * self._fractions(epsilon)  # (boxes, M + 1) ε of each level
+        reported = valuation.least[:, seat]  # the least that it asks anywhere in the box
+        level = score.middle.argmax(-1, keepdim=True)
+        price = pay._shaped(lambda part: part.gather(-1, level).squeeze(-1))
+        weighted = (price + 1e-12) * factor
+        total = weighted.sum(-1) + torch.relu(1 - price.sum(-1)) + 1e-6
+        amount = sold.gather(-1, level[:, seat])[:, 0]
+        paid = (markets.budget[:, 0] * (weighted[:, seat] / total)).most
+        steady = torch.where(paid >= reported * amount, paid - worth * amount, 0.0)
+
+        possible = score.most >= score.least.amax(-1, keepdim=True)
+        far = torch.full_like(pay.middle, torch.inf)
+        least = torch.where(possible, pay.least, far).amin(-1).clamp_min(0.0)
+        most = torch.where(possible, pay.most, -far).amax(-1)
+        utility = torch.full_like(sold, -torch.inf)
+        for own in range(self.levels + 1):
+            low = least.index_copy(-1, torch.tensor([seat]), pay.least[:, seat, own, None].clamp_min(0.0))
+            high = most.index_copy(-1, torch.tensor([seat]), pay.most[:, seat, own, None])
+            under = factor.least.clamp_min(0.0)
+            change = torch.minimum(low * (under - 1), high * (under - 1)).sum(-1)
+            divisor = torch.maximum(1 + change, (low * under).sum(-1)) + 1e-6
+            paid = markets.budget[:, 0] * (high[:, seat] + 1e-12) * factor.most[:, seat] / divisor
+            gained = torch.where(paid >= reported * sold[:, own], paid - worth * sold[:, own], 0.0)
+            utility[:, own] = torch.where(possible[:, seat, own], gained, -torch.inf)
+        fixed = possible.sum(-1).eq(1).all(-1)
+        return torch.where(fixed, torch.minimum(steady, utility.amax(-1)), utility.amax(-1))
+
 
 @dataclass(frozen=True)
 class _Heads:
@@ -158,3 +207,16 @@ class DmRegretNet(SeatedMechanism):
 
     name: ClassVar[str] = "dm-regretnet"
     network_class = LevelsNetwork
+
+    def own_utility(
+        self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor
+    ) -> tuple[Array, Array]:
+        """(boxes,) one client's utility at the middle of each box, and a bound over the box; at least 0 each."""
+        network, own_group, report, seat = self._own_group(bids, budget, client, centre, radius)
+        assert isinstance(network, LevelsNetwork)
+        worth = float(bids.valuation[client])
+        epsilon = own_group.epsilon.expand(centre.numel(), -1)
+        trade = network.final(own_group, report.middle, epsilon)
+        middle = trade.payment[:, seat] - worth * trade.epsilon[:, seat]
+        bound = network.own_bound(own_group, report, epsilon, seat, worth).nan_to_num(nan=np.inf)
+        return middle.clamp_min(0.0).numpy(), bound.clamp_min(0.0).numpy()

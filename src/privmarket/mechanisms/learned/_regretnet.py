@@ -190,6 +190,15 @@ class SeatedMechanism(LearnedMechanism):
 
     def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
         """What one client gets for its reports in boxes, as slopes: the others of its group keep their bids."""
+        network, own_group, report, seat = self._own_group(bids, budget, client, centre, radius)
+        epsilon = own_group.epsilon.expand(centre.numel(), -1)
+        trade = network.final(own_group, report, epsilon)  # type: ignore[arg-type]
+        return Trade(trade.epsilon[:, seat], trade.payment[:, seat])
+
+    def _own_group(
+        self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor
+    ) -> tuple[ConcatenatedNetwork, Markets, Slope, int]:
+        """The network, the client's group, the group's reports (boxes, seats) as slopes, and the client's seat."""
         network = self.network()
         assert isinstance(network, ConcatenatedNetwork)
         markets = from_bids(bids, np.array([budget]), self.epsilon_max, torch.float64)
@@ -204,9 +213,7 @@ class SeatedMechanism(LearnedMechanism):
         valuation[:, seat] = centre
         slope = torch.zeros_like(valuation)
         slope[:, seat] = 1.0
-        report = Slope(valuation, slope, slope, radius)
-        trade = network.final(own_group, report, own_group.epsilon.expand(count, -1))  # type: ignore[arg-type]
-        return Trade(trade.epsilon[:, seat], trade.payment[:, seat])
+        return network, own_group, Slope(valuation, slope, slope, radius), seat
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """A deviation reaches the own group only: N small auctions instead of N large ones."""

@@ -403,6 +403,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.split: _split,
     Tensor.unbind: _unbind,
     Tensor.square: lambda x: _multiply(x, x),
+    Tensor.cumsum: lambda x, dim: x._shaped(lambda part: part.cumsum(dim)),
     **{
         getattr(Tensor, name): _arranged(name)
         for name in ("squeeze", "unsqueeze", "flatten", "unflatten", "transpose", "reshape", "expand")

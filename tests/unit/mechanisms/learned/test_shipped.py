@@ -72,8 +72,10 @@ def test_the_baselines_are_good_ones(name, limit):
 def test_attention_is_a_good_baseline_and_better_than_its_start():
     """As it was measured by the strong attack; and against its start here, by a smaller one."""
     cases = load(shipped("regretformer"), "regretformer").facts["measured"]["cases"]
-    assert {(row["scenario"], row["clients"]) for row in cases} == {(law, n) for law in LAWS for n in (10, 30)}
+    attacked = {(row["scenario"], row["clients"]) for row in cases}
+    assert attacked >= {*((law, n) for law in LAWS for n in (10, 30)), ("uniform", 100)}
     for row in cases:
+        assert row["profiles"] >= 20
         assert row["regret_share"] <= 0.01
         assert row["fluid_ratio"] >= 0.95
         assert row["underpaid"] == row["over_budget"] == 0
