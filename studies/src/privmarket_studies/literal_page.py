@@ -229,6 +229,7 @@ def _sold_out(found: Findings) -> dict[str, object] | None:
         # Weights of the first layer start uniform between ±1/√784.
         "fresh": f"{(3 * 784) ** -0.5:.2f}",
         "reached": _reached(found, "sold-out"),
+        "seeds": len({run["run"]["seed"] for run in runs}),
         "best": f"{100 * max(max(run['accuracy']) for run in runs):.1f}",
         "short": _range(short, ".0f") if len(short) == len(runs) and min(short) > 0 else "",
     }
