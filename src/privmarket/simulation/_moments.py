@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from privmarket._settings import TrainingPlan, require_one_step
 from privmarket.errors import ConfigurationError
-from privmarket.simulation._own_records import FEWEST_RECORDS, is_linear
+from privmarket.simulation._own_records import FEWEST_RECORDS, is_linear_in_inputs
 from privmarket.training import (
     LocalPlan,
     Loss,
@@ -186,7 +186,7 @@ class MomentsSale:
         if public is not None:
             rows = public.inputs.reshape(len(public), -1).astype(np.float64)
             norm = norm or float(np.quantile(np.sqrt((rows**2).sum(axis=1) + 1.0), _NORM_QUANTILE))
-            free = _of_rows(rows, _usual_variances(task, norm))
+            free = free_moments(task, rows)
             variance = float((np.diag(free.covariance) ** 2).mean()) / (len(public) + 1)
             return cls(norm, free, variance)
         if norm is None:
@@ -258,7 +258,7 @@ def _require_usable(config: FederationConfig, task: Task) -> None:
         )
     require_one_step("aggregate", config.training.steps)
     inputs = math.prod(task.private.inputs.shape[1:])
-    if not is_linear(task.build_model(config.seed)) or task.private.inputs.dtype.kind != "f":
+    if not is_linear_in_inputs(task.build_model(config.seed)) or task.private.inputs.dtype.kind != "f":
         raise ConfigurationError(f"{said} with a model that is not linear", 'use model="linear"')
     most = MOST_INPUTS if config.statistics == "moments" else MOST_FREE_INPUTS
     if inputs > most:
@@ -297,10 +297,42 @@ def _usual_variances(task: Task, norm: float) -> Array:
     return np.array(guess)
 
 
-def _of_rows(rows: Array, guess: Array) -> Moments:
-    """Moments of (rows, inputs), shrunk towards a diagonal guess if there are few rows."""
+def free_moments(task: Task, rows: Array) -> Moments:
+    """Moments of (rows, inputs) of a task, shrunk towards a diagonal guess where rows are few."""
+    guess = _usual_variances(task, 1.0)
     mean = rows.mean(axis=0)
     covariance = (rows - mean).T @ (rows - mean) / len(rows)
-    share = len(rows) / (len(rows) + rows.shape[1])
-    scale = float(np.trace(covariance)) / float(guess.sum())
-    return Moments(mean, share * covariance + (1.0 - share) * np.diag(scale * guess))
+    share = _own_share(rows)
+    scaled = guess * (float(np.trace(covariance)) / float(guess.sum()))
+    return Moments(mean, share * covariance + (1.0 - share) * np.diag(scaled))
+
+
+def _own_share(rows: Array) -> float:
+    """How much the second moments of (rows, inputs) count beside a diagonal guess."""
+    return float(len(rows) / (len(rows) + rows.shape[1]))
+
+
+def further_rows(task: Task, count: int, smoothing: float, rng: np.random.Generator) -> Array:
+    """(count, inputs) rows like the public ones, as many as one wants (a smoothed bootstrap).
+
+    Each keeps the length of a public row and a part of its deviation from the mean; the other part is drawn with
+    the moments of `free_moments`, so that rows leave the few directions that the public ones span.
+
+    Args:
+        task: with public records.
+        smoothing: the share of the deviation that is drawn anew, from 0 to 1.
+    """
+    assert task.public is not None
+    rows = task.public.inputs.reshape(len(task.public), -1).astype(np.float64)
+    mean = rows.mean(axis=0)
+    centred = rows - mean
+    guess = _usual_variances(task, 1.0)
+    guess = guess * (float(centred.var(axis=0).sum()) / float(guess.sum()))
+    share = _own_share(rows)
+    chosen = rng.integers(len(rows), size=count)
+    mixed = rng.standard_normal((count, len(rows))) @ centred / math.sqrt(len(rows))
+    scattered = rng.standard_normal((count, rows.shape[1])) * np.sqrt(guess)
+    anew = math.sqrt(share) * mixed + math.sqrt(1.0 - share) * scattered
+    moved = mean + math.sqrt(1.0 - smoothing**2) * centred[chosen] + smoothing * anew
+    length = np.linalg.norm(rows[chosen], axis=1) / np.maximum(np.linalg.norm(moved, axis=1), 1e-9)
+    return np.asarray(moved * length[:, None])

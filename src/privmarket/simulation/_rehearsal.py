@@ -5,13 +5,18 @@ Trying that on the sellers' records would be a release that nobody sold. Trying 
 they are tells too little: a model that was fitted to them cannot learn anything new from them. So each rehearsal
 takes place in a world made up from them (a parametric bootstrap):
 
-1. the task's module is fitted to a resample of the public records: in this world, it is the truth;
-2. new labels are drawn from it for all public inputs, and the buyer's own model is fitted to these labels;
-3. stand-in sellers hold four fifths of the inputs with labels drawn again; a market buys from them, with the noise
-   and the choice of sellers that the real one would have; the loss is measured on the last fifth.
+1. the world's truth is a model that the public records allow: the task's module fitted to a resample of them. A
+   linear module is held back towards a random draw from its prior instead of towards zero, so that the truth also
+   holds what the records say nothing about;
+2. the buyer has as many inputs as in reality, with labels drawn from the truth; its own model is fitted to them;
+3. stand-in sellers hold other inputs with labels drawn in the same way; a market buys from them, with the noise and
+   the choice of sellers that the real one would have; the loss is measured on inputs that nobody holds.
 
-What a market can gain in such a world is what the buyer is unsure of, given its own records. Sellers differ in
-their mix of labels, by a Dirichlet draw around the whole; what they do not tell is assumed.
+What a market can gain in such a world is what the buyer is unsure of, given its own records. Real sellers hold many
+more records than the buyer. For a linear module of numeric inputs a world therefore has as many inputs as it needs,
+drawn around the public ones (a smoothed bootstrap); otherwise the buyer has the public inputs and stand-in sellers
+share four fifths of the same. Sellers differ in their mix of labels, by a Dirichlet draw around the whole. Real
+ones may differ otherwise.
 
 - `tuned_settings` chooses server rate, clip norm and averaging for one run.
 - `StandIn` holds the worlds; `first_round` says which noise and which sellers a run's auction would give.
@@ -33,8 +38,15 @@ from privmarket.errors import ConfigurationError
 from privmarket.simulation._checkpoint import RunState
 from privmarket.simulation._config import FederationConfig, Training, whitened_training
 from privmarket.simulation._federation import Federation, SimulatedClients
-from privmarket.simulation._moments import MomentsSale, Whitening
-from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
+from privmarket.simulation._moments import MOST_FREE_INPUTS, MomentsSale, Whitening, free_moments, further_rows
+from privmarket.simulation._own_records import (
+    FEWEST_RECORDS,
+    OwnModel,
+    OwnTraining,
+    flat_weights,
+    is_linear_in_inputs,
+    trained_linear,
+)
 from privmarket.simulation._server import ServerState, seller_weights
 from privmarket.tasks import Task
 from privmarket.training import ClientRecords, PrivateModel, clipped_sums, one_thread
@@ -58,24 +70,34 @@ SPREAD_SHARES = (0.15, 0.4)
 SPREAD_DRAWS = 2
 SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
 # Rows of a world that are trained on, of linear modules and of others, whose steps cost more.
-_ROWS = 1_000
+_ROWS = 2_000
 _ROWS_OF_NETWORKS = 300
-# The share of the inputs that stand-in sellers hold. They learn what the buyer does not know of the labels;
-# the rest shows what noise does in directions that they do not hold.
+_CHECKED_ROWS = 1_000
+# The share of the public inputs that stand-in sellers hold where no further inputs can be drawn. They learn what
+# the buyer does not know of the labels; the rest shows what noise does in directions that they do not hold.
 _HELD_SHARE = 0.8
 # Few inputs get several labels each, so that the worlds' labels are not what is learned.
 _MOST_DRAWS = 8
+# How far inputs are drawn around public ones: the share of their deviation that is drawn anew.
+_SMOOTHING = 0.5
+_LARGEST_PRIOR = 2.0
 # Regression targets are cut into so many groups, between which stand-in sellers differ.
 _TARGET_GROUPS = 5
 # The skew of stand-in sellers where the task does not say how its clients differ.
 SKEW = 0.5
 WORLDS = 8
-# Where clip norms are tried: quantiles of the public records' gradient norms at the buyer's own model. Records of a
-# rare class have the longest gradients; a clip norm below theirs teaches that there are fewer of them.
-_CLIP_QUANTILES = (0.5, 0.9, 1.0)
-# Server rates that are tried first; the loss may fall, rise and fall again along them.
-_RATES = (0.03125, 0.125, 0.5, 2.0, 8.0, 32.0)
-_NORMS_LOOKED_AT = 200
+# The clip norm, as a share of the length of a long gradient: records that are not learned yet count alike, and
+# noise is small beside them. A rehearsal's loss cannot choose it: clipping distorts probabilities more than
+# decisions.
+_CLIP_SHARE = 0.25
+_LONG_GRADIENT = 0.99
+_NORMS_LOOKED_AT = 400
+# Steps that are tried first, as the loss that a run would move if all long gradients pointed the same way. Of these
+# losses those at a factor 4 from each other are tried: along them the loss may fall, rise and fall again.
+_MOVES = tuple(4.0**power for power in range(9))
+# In how many worlds all of them are tried, and how many of them are then tried in every world.
+_SCREENING_WORLDS = 2
+_FINALISTS = 4
 _AVERAGING = (0.0, 0.5, 0.8)
 _FINE = 2.0
 _LONGEST_WALK = 6
@@ -224,12 +246,14 @@ class _World:
     """One made-up truth.
 
     Attributes:
+        own_inputs: (public records, ...) the buyer's.
         inputs, labels: what stand-in sellers hold, group after group.
         sizes: rows of each group.
         start: (parameters,) the buyer's own model in this world.
         checked_inputs, checked_labels: on which the loss is measured.
     """
 
+    own_inputs: Tensor
     inputs: Tensor
     labels: Tensor
     sizes: list[int]
@@ -257,7 +281,7 @@ class StandIn:
         self.own: OwnModel = self._training.own_model()
         self.model = PrivateModel(task.build_model(seed), task.loss)
         self._worlds = [self._world(number) for number in range(worlds)]
-        self._mapped: dict[str, list[_World]] = {}
+        self._mapped: list[tuple[_World, Whitening | None]] = []
         groups = len(self._worlds[0].sizes)
         shares = np.array(self._worlds[0].sizes, dtype=np.float64)
         shares = np.maximum(shares, 1e-9) / shares.sum()
@@ -275,28 +299,47 @@ class StandIn:
         chosen = np.asarray(seller_weights) @ self._mixes
         return np.where(everybody > 0, chosen / np.maximum(everybody, 1e-12), 0.0)
 
-    def clip_norms(self, whitening: Whitening | None = None) -> list[float]:
-        """Clip norms worth trying: quantiles of gradient norms of public records at the buyer's own model.
+    def long_gradient(self, whitening: Whitening | None = None) -> float:
+        """The length of a long gradient (the 99 % quantile) of stand-in sellers' records at the buyer's own model.
 
-        With whitened inputs they count in usual norms, as `Whitening.training` takes them.
+        Where labels are skewed, records of a rare class have the longest gradients.
         """
-        assert self.task.public is not None
-        inputs, labels = self.task.public.tensors()
-        inputs = inputs[:_NORMS_LOOKED_AT]
-        weights = flat_weights(self.model, self.own.module)
-        unit = 1.0
-        if whitening is not None:
-            inputs = whitening.of(inputs)
-            weights = whitening.unfolded(self.model, weights)
-            unit = whitening.usual_norm
-        module = self.model.load(weights)
+        world, _ = self._seen_through(whitening)[0]
+        rows = torch.linspace(0, len(world.inputs) - 1, min(_NORMS_LOOKED_AT, len(world.inputs))).long()
+        module = self.model.load(world.start)
         trained = [p for p in module.parameters() if p.requires_grad]
         norms = []
-        for row in range(len(inputs)):
-            value = self.task.loss(module(inputs[row : row + 1]), labels[row : row + 1]).sum()
+        for row in rows:
+            one = slice(int(row), int(row) + 1)
+            value = self.task.loss(module(world.inputs[one]), world.labels[one]).sum()
             slopes = torch.autograd.grad(value, trained, allow_unused=True)
             norms.append(sum(float(slope.square().sum()) for slope in slopes if slope is not None) ** 0.5)
-        return [float(f"{max(float(norm) / unit, 1e-3):.3g}") for norm in np.quantile(norms, _CLIP_QUANTILES)]
+        return max(float(np.quantile(norms, _LONG_GRADIENT)), 1e-6)
+
+    def candidates(
+        self,
+        training: Training,
+        rounds: int,
+        *,
+        fixed: Sequence[str] = (),
+        whitening: Whitening | None = None,
+    ) -> list[Training]:
+        """The clip norm with server rates worth trying, as far as they are not fixed.
+
+        With whitened inputs both count as `Whitening.training` takes them.
+        """
+        long = self.long_gradient(whitening)
+        unit = 1.0 if whitening is None else whitening.usual_norm
+        if "clip_norm" not in fixed:
+            training = replace(training, clip_norm=float(f"{_CLIP_SHARE * long / unit:.3g}"))
+        if "server_rate" in fixed:
+            return [training]
+        # A round moves weights by the rate where all gradients are clipped and point the same way.
+        step = replace(training, server_rate=1.0)
+        if whitening is not None:
+            step = whitening.training(step, self.task)
+        usual = 1.0 / (step.server_rate * step.local_rate * long * rounds)
+        return [replace(training, server_rate=float(f"{usual * move:.3g}")) for move in _MOVES]
 
     def rehearse(
         self,
@@ -320,31 +363,20 @@ class StandIn:
             on_tried: told how many settings have been tried so far.
         """
         groups = self.group_weights(seller_weights)
-        tried: dict[Training, float] = {}
+        tried: dict[tuple[Training, int], float] = {}
 
-        def loss(one: Training) -> float:
-            if one not in tried:
-                tried[one] = self.loss_after(one, rounds, noise, groups, whitening)
+        def loss(one: Training, worlds: int = len(self._worlds)) -> float:
+            if (one, worlds) not in tried:
+                found = self.loss_after(one, rounds, noise, groups, whitening, worlds=worlds)
+                tried[one, worlds] = found if np.isfinite(found) else np.inf
                 if on_tried is not None:
                     on_tried(len(tried))
-            return tried[one]
+            return tried[one, worlds]
 
-        best = training
-        norms = [] if "clip_norm" in fixed else self.clip_norms(whitening)
-        if norms:
-            best = replace(best, clip_norm=norms[-1])
-        if "server_rate" not in fixed:
-            best = min((replace(best, server_rate=rate) for rate in _RATES), key=loss)
-        if norms:
-            # On inputs as they are a step is relative to the clip norm: both change together, so that it stays.
-            moves = "server_rate" not in fixed and whitening is None
-            others = [
-                replace(best, clip_norm=norm, server_rate=best.server_rate * norm / best.clip_norm)
-                if moves
-                else replace(best, clip_norm=norm)
-                for norm in norms
-            ]
-            best = min(others, key=loss)
+        candidates = self.candidates(training, rounds, fixed=fixed, whitening=whitening)
+        few = min(_SCREENING_WORLDS, len(self._worlds))
+        finalists = sorted(candidates, key=lambda one: loss(one, few))[:_FINALISTS]
+        best = min(finalists, key=loss)
         if "averaging" not in fixed:
             best = min((replace(best, averaging=share) for share in _AVERAGING), key=loss)
         if "server_rate" not in fixed:
@@ -383,8 +415,8 @@ class StandIn:
                 found.append(-self.loss_after(training, rounds, 0.0, self.group_weights(weights), whitening))
             share_score.append(float(np.mean(found)))
         everybody = np.ones(len(self._worlds[0].sizes))
-        world = self._seen_through(whitening)[0]
-        plan = training if whitening is None else whitening.training(training, self.task)
+        world, one = self._seen_through(whitening)[0]
+        plan = training if one is None else one.training(training, self.task)
         records = ClientRecords(world.inputs, world.labels, world.sizes)
         sums = clipped_sums(self.model, world.start[None], records, plan.clip_norm).values
         length = float(sums.sum(0).norm()) / (plan.clip_norm * sum(world.sizes))
@@ -404,39 +436,51 @@ class StandIn:
         noise: float,
         group_weights: Array,
         whitening: Whitening | None = None,
+        *,
+        worlds: int | None = None,
     ) -> float:
-        """Mean loss after a market with these settings, over worlds; the same noise for all settings."""
-        plan = training if whitening is None else whitening.training(training, self.task)
-        worlds = self._seen_through(whitening)
-        found = [self._played(number, plan, rounds, noise, group_weights, worlds) for number in range(len(worlds))]
+        """Mean loss after a market with these settings; the same noise for all settings.
+
+        Args:
+            worlds: the loss is the mean over so many of them, over all if left out.
+        """
+        seen = self._seen_through(whitening)[:worlds]
+        found = []
+        for number, (world, one) in enumerate(seen):
+            plan = training if one is None else one.training(training, self.task)
+            found.append(self._played(number, world, plan, rounds, noise, group_weights))
         return float(np.mean(found))
 
-    def _seen_through(self, whitening: Whitening | None) -> list[_World]:
-        """The worlds with their inputs mapped, and with starting weights that give the same outputs for them."""
+    def _seen_through(self, whitening: Whitening | None) -> list[tuple[_World, Whitening | None]]:
+        """The worlds with their inputs mapped, and with starting weights that give the same outputs for them.
+
+        The map is made of what the buyer has in a world, as the real one is made of what it has: a map of the
+        moments that sellers' inputs really have would flatter whitening.
+        """
         if whitening is None:
-            return self._worlds
-        if whitening.key not in self._mapped:
-            self._mapped[whitening.key] = [
-                replace(
+            return [(world, None) for world in self._worlds]
+        if not self._mapped:
+            for world in self._worlds:
+                own = world.own_inputs.flatten(1).double().numpy()
+                one = Whitening(free_moments(self.task, own)) if self._draws_inputs else whitening
+                mapped = replace(
                     world,
-                    inputs=whitening.of(world.inputs),
-                    start=whitening.unfolded(self.model, world.start),
-                    checked_inputs=whitening.of(world.checked_inputs),
+                    inputs=one.of(world.inputs),
+                    start=one.unfolded(self.model, world.start),
+                    checked_inputs=one.of(world.checked_inputs),
                 )
-                for world in self._worlds
-            ]
-        return self._mapped[whitening.key]
+                self._mapped.append((mapped, one))
+        return self._mapped
 
     def _played(
         self,
         number: int,
+        world: _World,
         plan: Training,
         rounds: int,
         noise: float,
         group_weights: Array,
-        worlds: Sequence[_World],
     ) -> float:
-        world = worlds[number]
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _NOISE)
         weights = torch.from_numpy(group_weights).float()
         records = ClientRecords(world.inputs, world.labels, world.sizes)
@@ -457,45 +501,102 @@ class StandIn:
         inputs, labels = self.task.public.tensors()
         rows = labels.shape[0]
         rng = np.random.default_rng([self.seed, _RESAMPLE, number])
-        again = torch.from_numpy(rng.integers(0, rows, rows))
-        truth = self._training.fit(inputs[again], labels[again], self.own.strength)
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _LABELS)
-        own_labels = self._drawn_labels(truth, inputs, labels, generator)
-        start = self._training.fit(inputs, own_labels, self.own.strength)
-        order = torch.from_numpy(rng.permutation(rows))
-        most = _ROWS if self._training.is_linear else _ROWS_OF_NETWORKS
-        count = min(round(_HELD_SHARE * rows), most)
-        draws = max(1, min(_MOST_DRAWS, most // count))
-        held = order[:count].repeat(draws)
-        checked = order[count : count + most].repeat(draws)
-        held_labels = self._drawn_labels(truth, inputs[held], labels[held], generator)
-        checked_labels = self._drawn_labels(truth, inputs[checked], labels[checked], generator)
+        again = torch.from_numpy(rng.integers(0, rows, rows))
+        around = self._prior_draw(generator)
+        truth = self._training.fit(inputs[again], labels[again], self.own.strength, around=around)
+        own_inputs = self._further_inputs(rows, rng) if self._draws_inputs else inputs
+        own_labels = self._drawn_labels(truth, own_inputs, labels, generator)
+        start = self._training.fit(own_inputs, own_labels, self.own.strength)
+        if self._draws_inputs:
+            held = self._further_inputs(_ROWS, rng)
+            checked = self._further_inputs(_CHECKED_ROWS, rng)
+            held_labels = self._drawn_labels(truth, held, labels, generator)
+            checked_labels = self._drawn_labels(truth, checked, labels, generator)
+        else:
+            order = torch.from_numpy(rng.permutation(rows))
+            most = _CHECKED_ROWS if self._training.is_linear else _ROWS_OF_NETWORKS
+            count = min(round(_HELD_SHARE * rows), most)
+            draws = max(1, min(_MOST_DRAWS, most // count))
+            held_rows = order[:count].repeat(draws)
+            checked_rows = order[count : count + most].repeat(draws)
+            held = inputs[held_rows]
+            checked = inputs[checked_rows]
+            held_labels = self._drawn_labels(truth, held, labels[held_rows], generator)
+            checked_labels = self._drawn_labels(truth, checked, labels[checked_rows], generator)
         group = self._groups(held_labels)
         by_group = torch.argsort(group, stable=True)
         sizes = torch.bincount(group, minlength=self._group_count()).tolist()
         return _World(
-            inputs[held][by_group],
+            own_inputs,
+            held[by_group],
             held_labels[by_group],
             sizes,
             flat_weights(self.model, start),
-            inputs[checked],
+            checked,
             checked_labels,
         )
 
+    @property
+    def _draws_inputs(self) -> bool:
+        """Whether worlds have inputs beyond the public ones."""
+        public = self.task.public
+        assert public is not None
+        if self.task.goal == "own" or public.inputs.dtype.kind != "f":
+            return False
+        few = public.inputs[0].size <= MOST_FREE_INPUTS
+        return few and is_linear_in_inputs(self.task.build_model(self.seed))
+
+    def _further_inputs(self, count: int, rng: np.random.Generator) -> Tensor:
+        assert self.task.public is not None
+        rows = further_rows(self.task, count, _SMOOTHING, rng).astype(np.float32)
+        return torch.from_numpy(rows).reshape(count, *self.task.public.inputs.shape[1:])
+
+    def _prior_draw(self, generator: torch.Generator) -> Tensor | None:
+        """(outputs, inputs) weights of a linear module, drawn as if no record had been seen; None for others.
+
+        A penalty λ on weights fitted to n records is the logarithm of a normal prior of variance s²/(λ·n), s² the
+        variance of a target around its prediction, and 1 where the loss is a log-likelihood. A weak penalty would
+        let the draw drown what the records say, so its outputs vary at most twice as much as the own model's.
+        """
+        if not self._training.is_linear or self.task.goal == "own":
+            return None
+        assert self.task.public is not None
+        inputs, labels = self.task.public.tensors()
+        deviation = (labels.shape[0] * self.own.strength) ** -0.5
+        if self.task.goal == "regression":
+            deviation *= self.own.held_out_spread
+        module = self.task.build_model(self.seed)
+        linear = trained_linear(module)
+        drawn = deviation * torch.randn(linear.weight.shape, generator=generator)
+        with torch.no_grad():
+            linear.weight.copy_(drawn)
+            if linear.bias is not None:
+                linear.bias.zero_()
+            usual = _spread_of(self.own.module(inputs))
+            largest = max(_spread_of(module(inputs)), 1e-9)
+        found: Tensor = drawn * min(1.0, _LARGEST_PRIOR * usual / largest)
+        return found
+
     def _drawn_labels(self, truth: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Labels for these inputs as this world has them; a task with a loss of its own keeps its labels."""
+        """Labels for these inputs as this world has them; a task with a loss of its own keeps `labels`.
+
+        Args:
+                labels: of whose type, and for a loss of its own the labels themselves.
+        """
         if self.task.goal == "own":
             return labels
         truth.eval()
         with torch.no_grad():
             outputs = truth(inputs)
         if self.task.goal == "classification":
-            if outputs.numel() == labels.shape[0]:  # one output of a binary task is the logit of its second class
+            if outputs.numel() == outputs.shape[0]:  # one output of a binary task is the logit of its second class
                 outputs = torch.stack([torch.zeros_like(outputs.flatten()), outputs.flatten()], dim=1)
             drawn = torch.multinomial(torch.softmax(outputs.double(), 1), 1, generator=generator)[:, 0]
             return drawn.to(labels.dtype)
-        noise = torch.randn(labels.shape, generator=generator)
-        scattered: Tensor = outputs.reshape(labels.shape) + self.own.held_out_spread * noise
+        shape = (outputs.shape[0], *labels.shape[1:])
+        noise = torch.randn(shape, generator=generator)
+        scattered: Tensor = outputs.reshape(shape) + self.own.held_out_spread * noise
         return scattered.to(labels.dtype)
 
     def _group_count(self) -> int:
@@ -508,6 +609,13 @@ class StandIn:
         values = labels.double().reshape(labels.shape[0], -1).mean(dim=1)
         edges = torch.quantile(values, torch.arange(1, _TARGET_GROUPS, dtype=torch.float64) / _TARGET_GROUPS)
         return torch.bucketize(values, edges)
+
+
+def _spread_of(outputs: Tensor) -> float:
+    """How much outputs differ between classes, or between records where there is one output."""
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return float((outputs - outputs.mean(dim=1, keepdim=True)).square().mean().sqrt())
+    return float(outputs.std())
 
 
 @dataclass(frozen=True, eq=False)
