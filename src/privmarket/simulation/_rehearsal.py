@@ -72,7 +72,7 @@ SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
 # Rows of a world that are trained on, of linear modules and of others, whose steps cost more.
 _ROWS = 2_000
 _ROWS_OF_NETWORKS = 300
-_CHECKED_ROWS = 1_000
+_CHECKED_ROWS = 2_000
 # The share of the public inputs that stand-in sellers hold where no further inputs can be drawn. They learn what
 # the buyer does not know of the labels; the rest shows what noise does in directions that they do not hold.
 _HELD_SHARE = 0.8
@@ -81,20 +81,22 @@ _MOST_DRAWS = 8
 # How far inputs are drawn around public ones: the share of their deviation that is drawn anew.
 _SMOOTHING = 0.5
 _LARGEST_PRIOR = 2.0
+# Scales of a classifier's outputs at which its loss in a world is measured; the best one counts.
+_SCALES = tuple(float(scale) for scale in np.geomspace(0.05, 4.0, 25))
 # Regression targets are cut into so many groups, between which stand-in sellers differ.
 _TARGET_GROUPS = 5
 # The skew of stand-in sellers where the task does not say how its clients differ.
 SKEW = 0.5
 WORLDS = 8
-# The clip norm, as a share of the length of a long gradient: records that are not learned yet count alike, and
-# noise is small beside them. A rehearsal's loss cannot choose it: clipping distorts probabilities more than
-# decisions.
-_CLIP_SHARE = 0.25
+# Clip norms that are tried, as shares of the length of a long gradient. With a small one records that are not
+# learned yet count alike, and noise is small beside them; but one below the gradients of a rare class teaches that
+# there are fewer of its records.
+_CLIP_SHARES = (1.0, 0.25)
 _LONG_GRADIENT = 0.99
 _NORMS_LOOKED_AT = 400
 # Steps that are tried first, as the loss that a run would move if all long gradients pointed the same way. Of these
 # losses those at a factor 4 from each other are tried: along them the loss may fall, rise and fall again.
-_MOVES = tuple(4.0**power for power in range(9))
+_MOVES = tuple(4.0**power for power in range(1, 9))
 # In how many worlds all of them are tried, and how many of them are then tried in every world.
 _SCREENING_WORLDS = 2
 _FINALISTS = 4
@@ -324,22 +326,28 @@ class StandIn:
         fixed: Sequence[str] = (),
         whitening: Whitening | None = None,
     ) -> list[Training]:
-        """The clip norm with server rates worth trying, as far as they are not fixed.
+        """Clip norms and server rates worth trying, as far as they are not fixed.
 
         With whitened inputs both count as `Whitening.training` takes them.
         """
         long = self.long_gradient(whitening)
         unit = 1.0 if whitening is None else whitening.usual_norm
+        clips = [training.clip_norm]
         if "clip_norm" not in fixed:
-            training = replace(training, clip_norm=float(f"{_CLIP_SHARE * long / unit:.3g}"))
-        if "server_rate" in fixed:
-            return [training]
-        # A round moves weights by the rate where all gradients are clipped and point the same way.
-        step = replace(training, server_rate=1.0)
-        if whitening is not None:
-            step = whitening.training(step, self.task)
-        usual = 1.0 / (step.server_rate * step.local_rate * long * rounds)
-        return [replace(training, server_rate=float(f"{usual * move:.3g}")) for move in _MOVES]
+            clips = [float(f"{share * long / unit:.3g}") for share in _CLIP_SHARES]
+        found = []
+        for clip in clips:
+            one = replace(training, clip_norm=clip)
+            if "server_rate" in fixed:
+                found.append(one)
+                continue
+            # A round moves weights by the rate where all gradients are clipped and point the same way.
+            step = replace(one, server_rate=1.0)
+            if whitening is not None:
+                step = whitening.training(step, self.task)
+            usual = 1.0 / (step.server_rate * step.local_rate * long * rounds)
+            found += [replace(one, server_rate=float(f"{usual * move:.3g}")) for move in _MOVES]
+        return found
 
     def rehearse(
         self,
@@ -494,7 +502,20 @@ class StandIn:
         return self._loss(world, state.tested(plan))
 
     def _loss(self, world: _World, weights: Tensor) -> float:
-        return float(self.model.losses(weights, world.checked_inputs, world.checked_labels).double().mean())
+        """Mean loss on the inputs that nobody holds.
+
+        Of a classifier it is the loss at the best scale of its outputs. A scale changes no decision; clipping and
+        noise make outputs too large or too small, and the loss would count that more than what has been learned.
+        """
+        if self.task.goal != "classification":
+            return float(self.model.losses(weights, world.checked_inputs, world.checked_labels).double().mean())
+        module = self.model.load(weights)
+        module.eval()
+        with torch.no_grad():
+            outputs = module(world.checked_inputs)
+            losses = [self.task.loss(scale * outputs, world.checked_labels).double().mean() for scale in _SCALES]
+        finite = [float(one) for one in losses if torch.isfinite(one)]
+        return min(finite, default=np.inf)
 
     def _world(self, number: int) -> _World:
         assert self.task.public is not None
@@ -515,7 +536,7 @@ class StandIn:
             checked_labels = self._drawn_labels(truth, checked, labels, generator)
         else:
             order = torch.from_numpy(rng.permutation(rows))
-            most = _CHECKED_ROWS if self._training.is_linear else _ROWS_OF_NETWORKS
+            most = _ROWS // 2 if self._training.is_linear else _ROWS_OF_NETWORKS
             count = min(round(_HELD_SHARE * rows), most)
             draws = max(1, min(_MOST_DRAWS, most // count))
             held_rows = order[:count].repeat(draws)
