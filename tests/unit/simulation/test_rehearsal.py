@@ -117,12 +117,12 @@ def test_a_share_must_leave_somebody_out():
 
 
 def test_rehearsals_choose_whitened_inputs_where_one_direction_hides_the_others():
-    """Labels follow from the small difference of two inputs that are nearly equal: raw steps learn it slowly."""
+    """Labels follow from small differences of inputs that are nearly equal: raw steps learn them slowly."""
     rng = np.random.default_rng(5)
 
     def drawn(count):
         common = rng.normal(size=(count, 1))
-        apart = 0.1 * rng.normal(size=(count, 1))
+        apart = 0.1 * rng.normal(size=(count, 6))
         inputs = np.concatenate([common + apart, common - apart], axis=1).astype(np.float32)
         return inputs, (apart[:, 0] + 0.05 * rng.normal(size=count) > 0).astype(np.int64)
 
@@ -136,6 +136,42 @@ def test_rehearsals_choose_whitened_inputs_where_one_direction_hides_the_others(
     assert kept.rehearsal.statistics == "none"
     assert tuned.rehearsal.loss_after < kept.rehearsal.loss_after
     assert tuned.applied(config).statistics == "free"
+
+
+def test_a_scale_of_outputs_changes_no_choice():
+    """The loss of a classifier in a world is that at the best scale: ten times the weights decide alike."""
+    stand_in = StandIn(made(), clients=CLIENTS, worlds=1)
+    world = stand_in._worlds[0]
+    assert stand_in._loss(world, 2.0 * world.start) == pytest.approx(stand_in._loss(world, world.start), rel=0.02)
+    opposite = stand_in._loss(world, -world.start)
+    assert opposite > 1.5 * stand_in._loss(world, world.start)
+
+
+def test_worlds_have_more_records_than_the_buyer():
+    """Stand-in sellers hold inputs that the buyer does not, as long as public ones and with their second moments."""
+    task = made()
+    stand_in = StandIn(task, clients=CLIENTS, worlds=2)
+    world = stand_in._worlds[0]
+    assert len(world.own_inputs) == len(task.public)
+    assert len(world.inputs) == 2_000
+    public = torch.from_numpy(task.public.inputs).flatten(1)
+    lengths = public.norm(dim=1)
+    drawn = world.inputs.flatten(1).norm(dim=1)
+    assert drawn.min() >= lengths.min() * 0.999
+    assert drawn.max() <= lengths.max() * 1.001
+    energy = public.square().mean(dim=0)
+    found = world.inputs.flatten(1).square().mean(dim=0)
+    np.testing.assert_allclose(found.mean(), energy.mean(), rtol=0.1)
+
+
+def test_less_noise_never_chooses_a_worse_market():
+    """Settings that did well under more noise are found again under less: losses fall with the noise."""
+    stand_in = StandIn(made(), clients=CLIENTS, worlds=2)
+    everyone = np.full(CLIENTS, 1 / CLIENTS)
+    training = config_of(made()).training
+    losses = [stand_in.rehearse(training, 5, noise, everyone).loss_after for noise in (0.3, 0.03, 0.003)]
+    assert losses[1] <= losses[0] * 1.01
+    assert losses[2] <= losses[1] * 1.01
 
 
 def test_a_rehearsal_on_whitened_inputs_starts_from_the_same_model():

@@ -76,7 +76,7 @@ def _pictures(name: str, alpha: float, public: int, clients: int = 100) -> dict[
 
 
 _FEW = {"aggregate": (3.0, 10.0, 30.0, 100.0, 300.0), "local": (30.0, 100.0, 300.0, 1000.0, 3000.0)}
-_ROUNDS = (10, 30)
+_ROUNDS = (10,)
 MNIST = Market("MNIST, Dir 0.1, 600 public", _pictures("mnist", 0.1, 600), _ROUNDS, _FEW)
 MNIST_100 = Market("MNIST, Dir 0.1, 100 public", _pictures("mnist", 0.1, 100), _ROUNDS, _FEW)
 FASHION = Market("Fashion-MNIST, Dir 0.5, 600 public", _pictures("fashion-mnist", 0.5, 600), _ROUNDS, _FEW)
