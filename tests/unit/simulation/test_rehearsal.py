@@ -148,7 +148,7 @@ def test_a_scale_of_outputs_changes_no_choice():
 
 
 def test_worlds_have_more_records_than_the_buyer():
-    """Stand-in sellers hold inputs that the buyer does not, as long as public ones and with their second moments."""
+    """Stand-in sellers hold inputs that the buyer does not, as long as public ones and with their energy."""
     task = made()
     stand_in = StandIn(task, clients=CLIENTS, worlds=2)
     world = stand_in._worlds[0]
