@@ -109,9 +109,13 @@ class OwnTraining:
         best = int(np.argmin(losses))
         return float(self.strengths[best]), float(losses[best]) / count, float(squares[best] / count) ** 0.5
 
-    def fit(self, inputs: Tensor, labels: Tensor, strength: float) -> nn.Module:
-        """The task's module trained on these records; inputs (rows, ...), labels (rows, ...)."""
-        return next(self._fits(inputs, labels, (strength,)))
+    def fit(self, inputs: Tensor, labels: Tensor, strength: float, *, around: Tensor | None = None) -> nn.Module:
+        """The task's module trained on these records; inputs (rows, ...), labels (rows, ...).
+
+        Args:
+            around: (outputs, inputs) towards what the weights of a linear module are held back; zero if left out.
+        """
+        return next(self._fits(inputs, labels, (strength,), around))
 
     def losses(self, module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         """(rows,) the loss of each record, without gradients."""
@@ -141,7 +145,9 @@ class OwnTraining:
         order = np.random.default_rng([self.seed, rows]).permutation(int(unit.max()) + 1)
         return order[unit] % folds
 
-    def _fits(self, inputs: Tensor, labels: Tensor, strengths: Sequence[float]) -> Iterator[nn.Module]:
+    def _fits(
+        self, inputs: Tensor, labels: Tensor, strengths: Sequence[float], around: Tensor | None = None
+    ) -> Iterator[nn.Module]:
         """The module for each strength, weakest penalty or fewest passes first.
 
         Passes go on where those before ended, so a yielded module must be used before the next one is asked for.
@@ -150,7 +156,7 @@ class OwnTraining:
         module.train()
         if self.is_linear:
             for penalty in strengths:
-                _fit_linear(module, self.task, inputs, labels, penalty)
+                _fit_linear(module, self.task, inputs, labels, penalty, around)
                 yield module
             return
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -192,19 +198,23 @@ def trained_linear(module: nn.Module) -> nn.Linear:
     return next(m for m in module.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad)
 
 
-def _fit_linear(module: nn.Module, task: Task, inputs: Tensor, labels: Tensor, penalty: float) -> None:
-    """Minimises mean loss + penalty·‖weights‖²/2 from zero, by L-BFGS; the bias is not held back."""
+def _fit_linear(
+    module: nn.Module, task: Task, inputs: Tensor, labels: Tensor, penalty: float, around: Tensor | None
+) -> None:
+    """Minimises mean loss + penalty·‖weights − around‖²/2 from zero, by L-BFGS; the bias is not held back."""
     linear = trained_linear(module)
     with torch.no_grad():
         linear.weight.zero_()
         if linear.bias is not None:
             linear.bias.zero_()
     trained = [p for p in linear.parameters() if p.requires_grad]
+    centre = torch.zeros_like(linear.weight) if around is None else around
     optimiser = torch.optim.LBFGS(trained, max_iter=_NEWTON_STEPS, line_search_fn="strong_wolfe")
 
     def objective() -> Tensor:
         optimiser.zero_grad()
-        value: Tensor = task.loss(module(inputs), labels).mean() + 0.5 * penalty * linear.weight.square().sum()
+        away = (linear.weight - centre).square().sum()
+        value: Tensor = task.loss(module(inputs), labels).mean() + 0.5 * penalty * away
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

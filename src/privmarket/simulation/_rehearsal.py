@@ -5,7 +5,9 @@ Trying that on the sellers' records would be a release that nobody sold. Trying 
 they are tells too little: a model that was fitted to them cannot learn anything new from them. So each rehearsal
 takes place in a world made up from them (a parametric bootstrap):
 
-1. the world's truth is the task's module, fitted to a resample of the public records;
+1. the world's truth is a model that the public records allow: the task's module fitted to a resample of them. A
+   linear module is held back towards a random draw from its prior instead of towards zero, so that the truth also
+   holds what the records say nothing about;
 2. the buyer has as many inputs as in reality, with labels drawn from the truth; its own model is fitted to them;
 3. stand-in sellers hold other inputs with labels drawn in the same way; a market buys from them, with the noise and
    the choice of sellers that the real one would have; the loss is measured on inputs that nobody holds.
@@ -43,6 +45,7 @@ from privmarket.simulation._own_records import (
     OwnTraining,
     flat_weights,
     is_linear_in_inputs,
+    trained_linear,
 )
 from privmarket.simulation._server import ServerState, seller_weights
 from privmarket.tasks import Task
@@ -77,6 +80,7 @@ _HELD_SHARE = 0.8
 _MOST_DRAWS = 8
 # How far inputs are drawn around public ones: the share of their deviation that is drawn anew.
 _SMOOTHING = 0.5
+_LARGEST_PRIOR = 2.0
 # Scales of a classifier's outputs at which its loss in a world is measured; the best one counts.
 _SCALES = tuple(float(scale) for scale in np.geomspace(0.05, 4.0, 25))
 # Regression targets are cut into so many groups, between which stand-in sellers differ.
@@ -520,7 +524,8 @@ class StandIn:
         rng = np.random.default_rng([self.seed, _RESAMPLE, number])
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _LABELS)
         again = torch.from_numpy(rng.integers(0, rows, rows))
-        truth = self._training.fit(inputs[again], labels[again], self.own.strength)
+        around = self._prior_draw(generator)
+        truth = self._training.fit(inputs[again], labels[again], self.own.strength, around=around)
         own_inputs = self._further_inputs(rows, rng) if self._draws_inputs else inputs
         own_labels = self._drawn_labels(truth, own_inputs, labels, generator)
         start = self._training.fit(own_inputs, own_labels, self.own.strength)
@@ -568,6 +573,32 @@ class StandIn:
         rows = further_rows(self.task, count, _SMOOTHING, rng).astype(np.float32)
         return torch.from_numpy(rows).reshape(count, *self.task.public.inputs.shape[1:])
 
+    def _prior_draw(self, generator: torch.Generator) -> Tensor | None:
+        """(outputs, inputs) weights of a linear module, drawn as if no record had been seen; None for others.
+
+        A penalty λ on weights fitted to n records is the logarithm of a normal prior of variance s²/(λ·n), s² the
+        variance of a target around its prediction, and 1 where the loss is a log-likelihood. A weak penalty would
+        let the draw drown what the records say, so its outputs vary at most twice as much as the own model's.
+        """
+        if not self._training.is_linear or self.task.goal == "own":
+            return None
+        assert self.task.public is not None
+        inputs, labels = self.task.public.tensors()
+        deviation = (labels.shape[0] * self.own.strength) ** -0.5
+        if self.task.goal == "regression":
+            deviation *= self.own.held_out_spread
+        module = self.task.build_model(self.seed)
+        linear = trained_linear(module)
+        drawn = deviation * torch.randn(linear.weight.shape, generator=generator)
+        with torch.no_grad():
+            linear.weight.copy_(drawn)
+            if linear.bias is not None:
+                linear.bias.zero_()
+            usual = _spread_of(self.own.module(inputs))
+            largest = max(_spread_of(module(inputs)), 1e-9)
+        found: Tensor = drawn * min(1.0, _LARGEST_PRIOR * usual / largest)
+        return found
+
     def _drawn_labels(self, truth: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Labels for these inputs as this world has them; a task with a loss of its own keeps `labels`.
 
@@ -599,6 +630,13 @@ class StandIn:
         values = labels.double().reshape(labels.shape[0], -1).mean(dim=1)
         edges = torch.quantile(values, torch.arange(1, _TARGET_GROUPS, dtype=torch.float64) / _TARGET_GROUPS)
         return torch.bucketize(values, edges)
+
+
+def _spread_of(outputs: Tensor) -> float:
+    """How much outputs differ between classes, or between records where there is one output."""
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return float((outputs - outputs.mean(dim=1, keepdim=True)).square().mean().sqrt())
+    return float(outputs.std())
 
 
 @dataclass(frozen=True, eq=False)
