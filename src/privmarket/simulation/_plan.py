@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -563,10 +564,13 @@ def plan(
         on_cell: told after every rehearsal and run how many are done, and what was done.
 
     Raises:
-        ConfigurationError: target and total are both given, or a setting of `dataset` stands beside a task.
+        ConfigurationError: target and total are both given, the total is not a number, or a setting of `dataset`
+            stands beside a task.
     """
     if target is not None and total is not None:
         raise ConfigurationError("target and total exclude each other", "give one of them")
+    if total is not None and not isinstance(total, Real):
+        raise ConfigurationError(f"total is {total!r}", "give one number; several totals are money=[…]")
     if isinstance(task, str):
         task = builtin(task)
     of_dataset = {"dataset": dataset, "clients": clients, "alpha": alpha, "public": public}

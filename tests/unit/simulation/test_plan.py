@@ -446,3 +446,8 @@ def test_a_real_plan_on_digits(tmp_path):
         write_plan(plan, tmp_path / "plan.txt")
     kept = json.loads(next((tmp_path / "cells").glob("*.json")).read_text())
     assert FederationConfig.from_json(kept["config"]).dataset == "digits"
+
+
+def test_several_totals_are_asked_for_as_money():
+    with pytest.raises(ConfigurationError, match="several totals are money"):
+        planning.plan("digits", total=[5, 10])
