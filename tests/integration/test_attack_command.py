@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import PrivmarketError
+from privmarket.simulation._attacks import ATTACKS
 from tests.json_fields import check_fields
 
 runner = CliRunner()
@@ -22,6 +23,11 @@ def test_the_product_stands_and_the_figures_are_beside_the_claim(tmp_path):
     assert [one["attack"] for one in attacks] == ["canary", "one-run", "membership"]
     assert all(one["epsilon_lower"] <= one["claim_epsilon"] and not one["refuted"] for one in attacks)
     assert plot.stat().st_size > 10_000
+
+
+def test_every_attack_is_named_in_the_help():
+    shown = " ".join(runner.invoke(app, ["attack", "--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert f"{', '.join(ATTACKS[:-1])} or {ATTACKS[-1]};" in shown
 
 
 def test_a_client_that_cheats_ends_in_exit_code_one():

@@ -104,3 +104,5 @@ def test_what_is_no_wallet_is_one_line(tmp_path, text):
     for place in (file, tmp_path / "absent.jsonl"):
         with pytest.raises(PrivmarketError, match="not a wallet file"):
             runner.invoke(app, ["seller", "statement", str(place)], catch_exceptions=False)
+    with pytest.raises(PrivmarketError, match=r"no such file \(name the file of a client; its first sale"):
+        runner.invoke(app, ["seller", "statement", str(tmp_path / "absent.jsonl")], catch_exceptions=False)

@@ -228,7 +228,7 @@ def _tuned(
     """The settings chosen on public records, None if documented defaults are used; prints which."""
     for line in (*task.describe(), *task.warnings):
         note(line)
-    if config.statistics == "none":
+    if config.statistics == "none" and task.public is not None:
         note("choosing the server's rate, the clip norm and the averaging on your own records …")
     with WorkBar("rehearsing", "settings") as bar:
         tuned = rehearsal.tuned_settings(

@@ -331,6 +331,11 @@ class WalletFile:
                 first = json.loads(stream.readline())
             cap = math.inf if first["cap_epsilon"] is None else float(first["cap_epsilon"])
             return cls(place, cap, float(first["delta"]))
+        except FileNotFoundError as error:
+            raise WalletFileError(
+                f"{place}: not a wallet file, since there is no such file",
+                "name the file of a client; its first sale or release makes it",
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WalletFileError(f"{place}: not a wallet file ({error})", "name the file of a client") from error
 

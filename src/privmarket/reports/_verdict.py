@@ -22,6 +22,7 @@ from privmarket.privacy._statement import Promise, promise, rounded_up_percent
 from privmarket.reports._own_records import OwnRecords
 from privmarket.rounds import MICRO, offered_micro
 from privmarket.simulation._result import ClientRow, RunResult, events_if_others_collude
+from privmarket.tasks import score_names
 
 CURRENCY = "credits"
 """The default name of a unit of money, as on the broker's pages."""
@@ -183,10 +184,15 @@ def points(more: float, less: float) -> float:
 
 
 def does(run: RunResult, value: float) -> str:
-    """What a model with this headline score does: "is right on 90.8 % of the test", "has an R² of …"."""
+    """What a model with this headline score does: "is right on 90.8 % of the test", "has an R² of …".
+
+    A score of somebody's own may have any heading, so it gets no article: "reaches 0.85 (credits a strike)".
+    """
     score = run.task.score
     if score.name == "accuracy":
         return f"is right on {percent(value)} of the test"
+    if score.name not in score_names():
+        return f"reaches {score.format(value)} ({score.heading}) on the test"
     article = "an" if score.heading[:1] in "AEFHILMNORSX" else "a"
     return f"has {article} {score.heading} of {score.format(value)} on the test"
 

@@ -171,9 +171,8 @@ def chosen_scores(asked: ScoreLike | Sequence[ScoreLike] | None, goal: str, clas
     A function becomes a score of its own name for which higher is better; make a `Score` to say otherwise.
     """
     if goal == "classification":
-        usual = ["auc", "accuracy", "balanced-accuracy", "log-loss"] if classes == 2 else list(_OF_CLASSES)
-        if classes != 2:
-            usual.remove("auc")
+        rest = [name for name in _OF_CLASSES if name != "auc"]
+        usual = ["auc", *rest] if classes == 2 else rest
     else:
         usual = list(_OF_NUMBERS) if goal == "regression" else []
     if asked is None:

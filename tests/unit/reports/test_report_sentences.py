@@ -23,6 +23,7 @@ from privmarket.reports._own_records import OwnRecords, own_records_of
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federation import run
 from privmarket.simulation._result import client_table
+from privmarket.tasks import Score
 
 LOCAL = FederationConfig(clients=8, rounds=4, budget=5.0, wallet=9.0, wallet_policy="spend", evaluate_every=1)
 SUMS = FederationConfig(
@@ -267,3 +268,12 @@ def test_the_page_says_each_of_these_sentences(sums, local, quiet, tmp_path):
     for row in client_table(sums):
         added_up = sum(record.sold_epsilon.get(str(row["client"]), 0.0) for record in sums.records)
         assert row["epsilon_spent"] < added_up
+
+
+def test_a_score_of_ones_own_gets_no_article(local):
+    own = Score("hits", lambda outputs, labels: 0.0, heading="hits in the top tenth", percent=True)
+    loss = local.task.replace(score="log-loss")
+    assert said.does(replace(local, task=local.task.replace(score=own)), 0.35) == (
+        "reaches 35.0 % (hits in the top tenth) on the test"
+    )
+    assert said.does(replace(local, task=loss), 0.5) == "has a log-loss of 0.500 on the test"

@@ -1,11 +1,13 @@
 """Every score against scikit-learn, with its direction, and what it refuses."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from sklearn import metrics
 
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.tasks import Score, score, score_names
+from privmarket.tasks import Score, TaskSource, score, score_names
 from privmarket.tasks._scores import chosen_scores
 
 
@@ -53,6 +55,15 @@ def test_regression_scores_are_those_of_scikit_learn():
     assert set(theirs) == set(score_names("regression"))
     for name, value in theirs.items():
         assert score(name).value(guess, true) == pytest.approx(value, rel=1e-9), name
+
+
+def test_every_score_is_shown_where_it_fits_and_named_in_the_help():
+    two, three = (chosen_scores(None, "classification", classes) for classes in (2, 3))
+    assert [one.name for one in two] == ["auc", *(one.name for one in three)]
+    assert {one.name for one in two} == set(score_names("classification"))
+    assert [one.name for one in chosen_scores(None, "regression", 0)] == list(score_names("regression"))
+    [option] = [field for field in fields(TaskSource) if field.name == "score"]
+    assert option.metadata["help"] == f"Headline score: {', '.join(score_names())}."
 
 
 def test_a_wrong_area_is_caught():
