@@ -1,7 +1,7 @@
 """Figures for print, by matplotlib: their common look, and one colour and one marker per mechanism.
 
-Colours: the Okabe–Ito palette and darker companions. Twelve colours cannot all be told apart under every
-colour-vision deficiency; that is what the markers are for.
+Colours: the Okabe–Ito palette and darker companions. So many colours cannot all be told apart under every
+colour-vision deficiency, so each mechanism has a marker, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write(figure: Figure, path: str | Path) -> Path:
     """Writes the figure to `path` as PNG, SVG or PDF, by its ending; makes the folder where it is missing.
 
     Raises:
-        ConfigurationError: the ending is none that matplotlib knows.
+        ConfigurationError: matplotlib does not know the ending.
     """
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The one way in which files are written, and the check that they can be before work begins."""
+"""Writes files in one step, and checks before work begins that a file can be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def write_atomically(
 ) -> None:
     """Puts `data` at `path` in one step: a reader sees the old file or the new one, also after a power cut.
 
-    A device or a pipe (`/dev/stdout`) is written to, never replaced. Of a link, the file behind it is replaced.
+    A device or a pipe (`/dev/stdout`) is written to, never replaced. If `path` is a link, the file
+    that it points to is replaced.
 
     Args:
         path: the target; its folder is made where it is missing.
@@ -41,10 +42,10 @@ def write_atomically(
 
 @contextmanager
 def file_beside(path: str | Path, *, previous: Path | None = None, mode: int = _ANYBODY) -> Iterator[Path]:
-    """An empty file to fill, beside `path`, whose place it takes in one step when the block ends.
+    """An empty file beside `path` to fill; when the block ends, it takes the place of `path` in one step.
 
-    The same as `write_atomically`, for what is too large for memory. Where the block raises, what was at `path` is
-    untouched and the file is removed.
+    Does what `write_atomically` does, for data too large for memory. If the block raises, what was at `path` is
+    untouched and the new file is removed.
     """
     path = _behind_links(Path(path))
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -68,7 +69,7 @@ def write_new(path: str | Path, data: bytes | str) -> None:
     """Makes a file that only its owner may read, on disk when this returns; for keys, which are never replaced.
 
     Raises:
-        FileExistsError: there is one.
+        FileExistsError: there is such a file already.
     """
     content = data.encode() if isinstance(data, str) else data
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
@@ -81,7 +82,7 @@ def write_new(path: str | Path, data: bytes | str) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What the system says, as an error that names the file."""
+    """Turns an error of the operating system into a `WriteError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -92,7 +93,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _behind_links(path: Path) -> Path:
-    """The file that a link means, which need not be there yet."""
+    """The file that a link points to, which need not be there yet."""
     # `Path.resolve` raises for links in a circle before Python 3.13 and not from there on; this never does.
     behind = Path(os.path.realpath(path)) if path.is_symlink() else path
     if behind.is_symlink():

@@ -1,4 +1,4 @@
-"""Imports that wait, and imports that may fail.
+"""Imports that are put off until they are needed, and imports of optional packages.
 
 Start-up must be quick: `import privmarket` loads no NumPy, `privmarket --help` loads no command, an auction loads
 neither torch nor SciPy, and help is printed where the extra of a command is missing. This module is the only place
@@ -25,7 +25,8 @@ import lazy_loader
 
 from privmarket.errors import MissingPartError
 
-# Importable package → the extra that installs it. Packages of several extras are told apart by who needs them.
+# Importable package → the extra that installs it. Some belong to several extras (`_SHARED`): for these the error
+# names the extra of the code that needs them.
 EXTRA_OF = {
     "alembic": "broker",
     "cryptography": "client",

@@ -1,4 +1,4 @@
-"""Objects that users name in words: `file.py:Name` and `package.module:Name`."""
+"""Finds objects that users name as text: `file.py:Name` or `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def object_named(kind: str, name: str, hint: str = "") -> object:
         hint: what else could be given, for messages.
 
     Raises:
-        ConfigurationError: it is no such name, or the module cannot be imported.
+        ConfigurationError: the name does not have that form, or the module cannot be imported.
         UnknownNameError: the module has nothing of that name.
     """
     place, colon, attribute = name.rpartition(":")
@@ -44,7 +44,7 @@ def object_named(kind: str, name: str, hint: str = "") -> object:
 
 
 def _is_of(module: ModuleType, name: str) -> bool:
-    """Whether a module made this itself: not a module, class or function that it imported."""
+    """Whether a module defines this name itself: it is not a module, class or function that it imported."""
     value = vars(module)[name]
     if inspect.isclass(value) or inspect.isroutine(value):
         return getattr(value, "__module__", None) == module.__name__

@@ -56,14 +56,14 @@ def setting(
     """A field of a settings record with its help and its limits; None is allowed where it is the default.
 
     Args:
-        added: it came after results had been saved under digests of the record; see `identity`.
+        added: the setting was added after results had been saved under digests of the record; see `identity`.
     """
     limits = {"above": above, "at_least": at_least, "at_most": at_most, "below": below, "choices": choices}
     return field(default=default, metadata={"help": help, "added": added, **limits})
 
 
 def identity(record: DataclassInstance) -> dict[str, object]:
-    """What names a settings record: its values, without added settings that have their default.
+    """The values that identify a settings record, without added settings that have their default.
 
     So a result that was saved before a setting existed is still found under its digest.
     """

@@ -2,8 +2,8 @@
 
 Figures for print are made with matplotlib (`privmarket._figures`). Here there is no script and nothing is fetched,
 so that a page can be one file. A chart is drawn twice, for a wide and for a narrow window, and the page's style
-(`STYLE`) shows one of them, so that text keeps its size on a phone. Every bar, cell, dot and line says its figures
-in a tooltip.
+(`STYLE`) shows one of them, so that text keeps its size on a phone. Every bar, cell, dot and line has a
+tooltip with its figures.
 
 A colour is `#rrggbb`, or the name of a class of the page's own style sheet, which may then differ between a light
 and a dark theme. Neither style attributes nor style elements are written, because a page may forbid them.
@@ -75,7 +75,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Bars:
-    """One layer of stacked bars, a value per position; `notes` are the tooltips, where the value does not do."""
+    """One layer of stacked bars, a value per position; `notes` are tooltips, the values if left out."""
 
     label: str
     values: Sequence[float]
@@ -85,7 +85,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The drawing area inside the margins, and where figures lie in it."""
+    """The drawing area inside the margins, and the positions of values in it."""
 
     width: float
     height: float
@@ -274,7 +274,7 @@ def named_bars(
 def heat_map(
     names: Sequence[str], rows: Sequence[Sequence[float]], columns: Sequence[int], *, x_title: str, what: str
 ) -> str:
-    """A cell per name and column, the darker the more; equal neighbours are drawn as one, zeros not at all."""
+    """A cell per name and column, darker for larger values; equal neighbours are drawn as one, zeros not at all."""
     most = max((value for row in rows for value in row), default=0.0) or 1.0
     step = 18.0 if len(names) <= 40 else 8.0
 

@@ -39,7 +39,7 @@ class WalletAnswer(TypedDict):
     sales: int
 
 
-# ---- of things that are stored: see `_shapes` -----------------------------------------------------------------
+# ---- answers about stored things: see `_shapes` ---------------------------------------------------------------
 
 if TYPE_CHECKING:  # the types of answers that are made below, for type checkers
     Party: TypeAlias = dict[str, Any]
@@ -65,9 +65,9 @@ else:
         """An answer with the fields of a row.
 
         Args:
-                    about: its description in that of the API.
-        without: fields that are not shown.
-        perhaps: fields that are left out if the caller may not see them, or if an older answer had none.
+            about: its description in the API's documentation.
+            without: fields that are not shown.
+            perhaps: fields that are left out if the caller may not see them, or if an older answer had none.
             more: fields beside those of the row, with their types.
         """
         kept = {one: kind for one, kind in get_type_hints(of).items() if one in of.columns() and one not in without}
@@ -151,7 +151,7 @@ else:
     )
 
 
-# ---- of everything else ---------------------------------------------------------------------------------------
+# ---- other answers --------------------------------------------------------------------------------------------
 
 
 class TokenAnswer(TypedDict):

@@ -59,7 +59,7 @@ class ServiceSettings:
 
 
 def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastAPI:
-    """The whole service over one broker."""
+    """The application that serves one broker: its API and pages, its deadlines and its webhooks."""
     chosen = settings or ServiceSettings()
 
     @asynccontextmanager

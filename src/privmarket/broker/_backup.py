@@ -29,13 +29,17 @@ _CHUNK = 5000
 
 
 def backup(database: Database, file: str | Path) -> Head:
-    """Writes a backup of one moment while the broker may run. An existing file is not overwritten."""
+    """Writes a backup of one snapshot and returns its head. The broker may be running.
+
+    Raises:
+        BrokerError: the file exists already.
+    """
     if Path(file).exists():
         raise BrokerError(f"{file} exists", "give the name of a new file")
     with (
         file_beside(file, mode=OWNER_ONLY) as unfinished,
         unfinished.open("wb") as raw,
-        io.TextIOWrapper(gzip.GzipFile("", "wb", fileobj=raw)) as out,  # without a name: it is not its last one
+        io.TextIOWrapper(gzip.GzipFile("", "wb", fileobj=raw)) as out,  # without the temporary file's name
         database.read() as connection,
     ):
         head = log.read_head(connection)
@@ -49,7 +53,11 @@ def backup(database: Database, file: str | Path) -> Head:
 
 
 def restore(database: Database, file: str | Path) -> Head:
-    """Fills an empty database from a backup; refuses one that is not whole, or a database that holds anything."""
+    """Fills an empty database from a backup and returns the head of its log.
+
+    Raises:
+        BrokerError: the backup is incomplete or cannot be read, or the database holds a market already.
+    """
     with database.write("system") as tx, gzip.open(file, "rt") as lines:
         connection = tx.connection
         if tx.size or sql.run(connection, "SELECT 1 FROM names LIMIT 1"):

@@ -36,7 +36,7 @@ from privmarket.rounds import Offer, Terms
 
 VALUATION_LIMIT = 1e9  # the most money that the ledger can hold, per unit of ε
 EPSILON_LEAST = 1e-4
-# One row per bid, in their order: the seller's key and data set, whether it sold before, the answer to its
+# One row per bid, in the bids' order: the seller's key and data set, whether it sold before, the answer to its
 # idempotency key if there was one, whether it has a bid, the round.
 _FACTS = (
     "SELECT p.public_key, p.dataset_sha256 IS NOT NULL, "
@@ -97,7 +97,7 @@ class _Facts(NamedTuple):
 
 @dataclass
 class _Learned:
-    """What a transaction remembers from bid to bid."""
+    """What a transaction knows beside each bid's facts: empty wallets, and its own earlier answers and bids."""
 
     exhausted: set[tuple[str, str]]
     answered: dict[idempotency.Place, tuple[str, idempotency.Answer]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def _facts(row: tuple[Any, ...]) -> _Facts:
 
 
 def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> BidAnswer:
-    """The answer to one bid; every reason to refuse it is here or below."""
+    """Checks one bid, logs it and returns the answer; raises the reason if the bid is refused."""
     actor = request.actor
     parties.require(actor, "seller")
     parties.require_full_scope(actor)
@@ -194,7 +194,7 @@ def _check(tx: Transaction, learned: _Learned, request: BidRequest, seller: str,
 
 
 def _arrived(tx: Transaction, request: BidRequest) -> int:
-    """When a bid arrived: as its request says, within the limit on waiting."""
+    """When a bid arrived: the time in its request, but at most `ARRIVAL_LIMIT_MS` ago."""
     if request.arrived_ms is None:
         return tx.now_ms
     return min(max(request.arrived_ms, tx.now_ms - ARRIVAL_LIMIT_MS), tx.now_ms)
@@ -208,7 +208,10 @@ def _sealed(
     public_key: str | None,
     entropy: Entropy,
 ) -> dict[str, object]:
-    """What the log holds of a bid: its commitment, and the bid itself where the broker seals it."""
+    """The fields of a bid's log entry: its commitment, and the bid itself where the broker seals it.
+
+    Raises an error if the bid has another form than the task takes, or lacks a valid signature.
+    """
     if round_.sealing == "bidder":
         if offer is not None or request.commitment is None:
             raise BrokerError(
@@ -285,7 +288,7 @@ def check_offer(offer: Offer, seller: str, terms: Terms) -> None:
 
 
 def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> set[tuple[str, str]]:
-    """(seller, round) where the wallet can sell nothing any more; all of a transaction's in one look.
+    """The pairs (seller, round) in which the seller's wallet has nothing left to sell, for all bids together.
 
     This check is not needed for safety: at clearing the offer is trimmed to what still fits. It is skipped if the
     schedule's noise table is not in memory, since nothing long is computed while others wait to write.

@@ -2,8 +2,8 @@
 
 The HTTP API, the pages, the demo, the simulation and the tests all call these methods; nothing else changes the
 database. A command checks the caller and calls the module of its subject: `_parties` for accounts, `_ledger` for
-money, `_lifecycle` for tasks and rounds, `_bidding` for bids, `_clearing` for auctions. All of them run by
-`_write`, once per (caller, key) and in one transaction; a repeat gets the first answer.
+money, `_lifecycle` for tasks and rounds, `_bidding` for bids, `_clearing` for auctions. A command acts once per
+(caller, key) and in one transaction, mostly through `_write`; a repeat gets the first answer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _LIVE = (
     "WHERE r.state IN (?*)"
 )
 Told = TypeVar("Told", bound=Mapping[str, object])  # what a command answers, one of `_answers`
-_TRIES = 3  # to log an auction that was computed on a snapshot, before it is computed inside the write
+_TRIES = 3  # to log an auction computed on a snapshot; if the last one fails, it is computed inside the write
 
 
 class Broker:
@@ -119,7 +119,7 @@ class Broker:
             try:
                 self._announce_key(self.database.key)
             except DatabaseError:
-                self.database.close()  # a SQLite file that nobody serves is left whole
+                self.database.close()  # so that a SQLite file is complete without a WAL
                 raise
 
     def _announce_key(self, key: SigningKey) -> None:
@@ -159,7 +159,7 @@ class Broker:
                 }
                 tx.log("log.key", log_id, **words)
                 tx.vault.rewrap(new)
-                self.database.key = new  # signs the head of this very write
+                self.database.key = new  # signs the head of this write already
         except BaseException:
             self.database.key = old
             raise
@@ -235,7 +235,7 @@ class Broker:
             tx.log("session.ended", actor.party_id, session=session_id)
 
     def set_webhook(self, actor: Actor, url: str | None, key: str) -> WebhookAnswer:
-        """Where the caller's events are posted from now on; None ends it."""
+        """Sets the address to which the caller's events are posted from now on; None ends it."""
 
         def command(tx: Transaction) -> WebhookAnswer:
             tx.log("webhook.set", actor.party_id, url=url)
@@ -246,8 +246,8 @@ class Broker:
     def register(self, fields: Mapping[str, object], key: str, actor: Actor = ANONYMOUS) -> Registered:
         """A new party with its first token. Only an operator may make an operator or an arbiter.
 
-        With `token_sha256` in the fields the caller made the token itself and a repeat is answered as the first
-        time; else the answer shows a token that was made here, once: a repeat is refused.
+        With `token_sha256` in the fields, the caller has made the token itself, and a repeat gets the first answer.
+        Without it, the broker makes a token and shows it in the answer only once, so a repeat is refused.
         """
         fields = dict(fields)
         if fields.get("role") in ("operator", "arbiter", "auditor") and actor.role != "operator":
@@ -271,7 +271,7 @@ class Broker:
         lifetime_seconds: int | None = None,
         party_id: str | None = None,
     ) -> TokenAnswer:
-        """Another token for the caller itself; for somebody else who lost theirs, by an operator."""
+        """Another token for the caller. An operator may make one for another party that lost its own."""
         who = party_id or actor.party_id
         if who != actor.party_id:
             require(actor, "operator")
@@ -293,14 +293,14 @@ class Broker:
     def change_key(
         self, actor: Actor, public_key: str, key: str, *, signature: str | None = None, signs: str | None = None
     ) -> KeyAnswer:
-        """Another key of the caller, and what it signs; `signature`: of the change, by the key that it had."""
+        """Replaces the caller's key and what it signs; `signature` is over the change, made with the old key."""
         asked = ("key", public_key, signature, signs)
         return self._write(
             actor, key, asked, lambda tx: parties.change_key(tx, actor, public_key, signature, signs)
         )
 
     def attest(self, actor: Actor, dataset_sha256: str, signature: str, key: str) -> DatasetAnswer:
-        """Says which data set a seller sells from."""
+        """Records which data set a seller sells from."""
         require(actor, "seller")
         asked = ("attest", dataset_sha256, signature)
         return self._write(actor, key, asked, lambda tx: parties.attest(tx, actor, dataset_sha256, signature))
@@ -342,7 +342,7 @@ class Broker:
     def deposit(
         self, actor: Actor, party_id: str, amount_micro: int, key: str, reference: str = NO_REFERENCE
     ) -> Balance:
-        """Money comes in from outside."""
+        """Books money of a party that came in from outside."""
         return self._book(actor, "deposit", party_id, amount_micro, key, reference)
 
     def withdraw(
@@ -362,7 +362,7 @@ class Broker:
         return self._write(actor, key, (way, party_id, amount_micro, reference), command)
 
     def undo_booking(self, actor: Actor, seq: int, reason: str, key: str) -> Balance:
-        """Books what entry `seq` booked the other way; once only."""
+        """Undoes the booking of entry `seq`, once only, by booking the same amount the other way."""
         require(actor, "operator")
         reference = ledger.checked_reference(reason)
         limit = self.second_approver_above_micro
@@ -388,7 +388,10 @@ class Broker:
         nonce: str | None = None,
         signature: str | None = None,
     ) -> PayoutAnswer:
-        """The caller asks for money of its account; who signs everything signs this too, with a fresh nonce."""
+        """The caller asks for a payout from its account.
+
+        A caller that signs everything signs the request too, with a fresh nonce.
+        """
 
         def command(tx: Transaction) -> PayoutAnswer:
             return ledger.request_payout(tx, actor, amount_micro, nonce, signature)
@@ -406,10 +409,10 @@ class Broker:
         nonce: str | None = None,
         signature: str | None = None,
     ) -> TaskAnswer:
-        """What the buyer wants trained: `given` are fields of a `TaskForm`.
+        """Publishes a task of the buyer; `given` has the fields of a `TaskForm`.
 
         Args:
-            nonce, signature: of a buyer that signs everything; `given` with the nonce in it is what it signed.
+            nonce, signature: from a buyer that signs everything; the signature is over `given` and the nonce.
         """
         require(actor, "buyer")
         terms = TaskForm.checked(given)
@@ -451,11 +454,11 @@ class Broker:
         nonce: str | None = None,
         signature: str | None = None,
     ) -> BidAnswer:
-        """A sealed bid; one that is signed brings its own nonce."""
+        """Takes a sealed bid. If it is signed, its bidder has chosen the nonce."""
         return self._one_bid(BidRequest(round_id, offer, key, actor, nonce=nonce, signature=signature))
 
     def commit_bid(self, actor: Actor, round_id: str, commitment: str, signature: str, key: str) -> BidAnswer:
-        """A bid that its bidder seals; `reveal` opens it."""
+        """Takes the commitment to a bid that its bidder seals; `reveal` opens it once bidding has ended."""
         return self._one_bid(BidRequest(round_id, None, key, actor, commitment=commitment, signature=signature))
 
     def _one_bid(self, request: BidRequest) -> BidAnswer:
@@ -465,7 +468,7 @@ class Broker:
         return result
 
     def take_bids(self, requests: Sequence[BidRequest]) -> list[BidAnswer | PrivmarketError]:
-        """Sealed bids of many sellers in one durable transaction; one answer or refusal each."""
+        """Takes sealed bids of many sellers in one durable transaction; returns one answer or refusal for each."""
         with self.database.write(SYSTEM.party_id) as tx:
             return bidding.take_bids(tx, requests, self.entropy)
 
@@ -482,10 +485,10 @@ class Broker:
         )
 
     def close_round(self, actor: Actor, round_id: str, key: str, *, signature: str | None = None) -> StepAnswer:
-        """Ends bidding where it may end now, and runs the auction as soon as all bids are open.
+        """Ends bidding if it may end now, and runs the auction unless bids must still be revealed.
 
-        Who ends the bidding of a very large round is answered at once: the next `tick` begins its auction, or
-        whoever calls this again.
+        In a very large round, the call by which a party ends bidding returns at once. The auction begins with the
+        next `tick`, or when this is called again under another key.
         """
         require(actor, "buyer", "operator")
         parties.require_full_scope(actor)
@@ -512,9 +515,9 @@ class Broker:
     def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> StepAnswer:
         """Computes the auction on a snapshot and logs it.
 
-        If wallets have changed it in the meantime it is computed again, and then other auctions of this broker wait
-        to be logged, since auctions change wallets. Bids and everything else continue. After the last try it is
-        computed inside the write.
+        If wallets have changed in the meantime so that the result no longer holds, it is computed again; meanwhile
+        no other auction of this broker is logged, since auctions change wallets. Bids and everything else continue.
+        In the last try it is computed inside the write.
         """
         self._clearing.add(round_id)
         try:
@@ -531,7 +534,7 @@ class Broker:
     def _log_auction(
         self, actor: Actor, asked: idempotency.Request, round_id: str, prepared: Prepared, insist: bool
     ) -> StepAnswer | None:
-        """Logs an auction, if it is still what it would be now; computes it here and now for those who `insist`."""
+        """Logs an auction if its result still holds; else returns None, or with `insist` computes it again here."""
         with self._auctions, self.database.write(actor.party_id) as tx:
             first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
             if first is not None:
@@ -566,7 +569,7 @@ class Broker:
         update_key: str | None = None,
         signature: str | None = None,
     ) -> ClaimAnswer:
-        """A seller says, before its update leaves, what it delivers; `update_key` opens a sealed one."""
+        """A seller gives the digest of its update before it sends it; `update_key` opens a sealed update."""
         require(actor, "seller")
 
         def command(tx: Transaction) -> ClaimAnswer:
@@ -662,12 +665,12 @@ class Broker:
         *,
         update_key: str | None = None,
     ) -> Mapping[str, object]:
-        """Signed statements of a party that signs everything; each is one of the commands above.
+        """Runs the command above that signed statements ask for, of a party that signs everything.
 
         Args:
             kind: of the log entry that a statement becomes, one of `_statements.STATEMENTS`.
             about: the round; "new" for a task; the task for the opening of a round; one's own id for a payout.
-            statements: what is said, and the signature over it. Receipts of a round may be many.
+            statements: what is said, and the signature over it; exactly one, except for the receipts of a round.
             update_key: opens the sealed update whose claim is stated.
         """
         if kind not in STATEMENTS:
@@ -713,7 +716,7 @@ class Broker:
     def abort_round(
         self, actor: Actor, round_id: str, reason: str, key: str, *, signature: str | None = None
     ) -> StepAnswer:
-        """Ends a round with refunds, before its bidding has ended: later, sellers have a claim."""
+        """Ends a round with refunds while it takes bids. Later that is refused, since sellers then have a claim."""
         require(actor, "buyer", "operator")
 
         def command(tx: Transaction) -> StepAnswer:
@@ -796,7 +799,7 @@ def _deadlines(round_: RoundRow) -> tuple[int | None, ...]:
 
 
 class Scheduler:
-    """Calls `broker.tick()` every so often while it is entered. `seconds` = 0 does nothing."""
+    """A context manager that calls `broker.tick()` in a thread every so many seconds; with 0 it does nothing."""
 
     def __init__(self, broker: Broker, seconds: float) -> None:
         self._broker, self._seconds = broker, seconds
@@ -813,12 +816,12 @@ class Scheduler:
     ) -> None:
         self._stop.set()
         if self._seconds > 0:
-            self._thread.join(timeout=3)  # a long auction goes on with the next start
+            self._thread.join(timeout=3)  # an auction that takes longer is held after the next start
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):
             try:
                 self._broker.tick()
-            # A database that is away for a moment, or one bad round, must not end the thread: it tries again.
+            # A database that cannot be reached for a moment, or one bad round, must not end the thread.
             except Exception as error:
                 _logger.warning("deadlines: %s", type(error).__name__)

@@ -167,7 +167,7 @@ class _Session(NamedTuple):
 
 
 class EndedSessions:
-    """Sessions that were signed out and would not have expired yet, read from the log as far as it is new."""
+    """Sessions that were signed out before they expired; each call reads only new entries of the log."""
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}
@@ -201,7 +201,10 @@ def signed_in(request: Request) -> Actor:
 
 
 def start_session(request: Request, response: Response, token_id: str) -> None:
-    """A session of some hours, or until the browser closes, its owner signs out, or the token ends."""
+    """Starts a session.
+
+    It ends after `SESSION_SECONDS`, or earlier when the browser closes, its owner signs out or the token ends.
+    """
     ends = request.app.state.broker.database.now_ms() + 1000 * SESSION_SECONDS
     text = _signer(request).dumps([token_id, secrets.token_hex(16), ends])
     secure = _is_secure(request)

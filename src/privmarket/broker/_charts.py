@@ -21,9 +21,9 @@ from privmarket.broker._parties import Actor
 _DOTS = 400
 _STEPS = 40
 _LONGEST_NAME = 24
-# Names of sellers are random and indexed within each round, so the first in their order are a random choice: a page
-# must not read a hundred thousand rows to draw dots. Few of them, because SQLite releases and takes Python's lock
-# for every row, which is slow while a large round clears.
+# A page must not read a hundred thousand rows to draw dots. Ids of sellers are random and indexed within each
+# round, so the first of them in order are a random sample. It is small because SQLite releases and takes Python's
+# lock for every row, which is slow while a large round clears.
 _SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 
@@ -34,7 +34,7 @@ class Chart:
     Attributes:
         title: what it shows.
         drawing: its HTML, in which all words are escaped.
-        strip: as wide as the page, and low.
+        strip: whether it is low and as wide as the page.
     """
 
     title: str
@@ -52,7 +52,7 @@ def _line(
     levels: Sequence[tuple[str, float]] = (),
     stairs: bool = False,
 ) -> Chart:
-    """One line, beside another chart."""
+    """A chart of one line, half as wide as the page."""
     x, y = zip(*points, strict=True)
     drawn = svg.Line(y_title, x, y, "line", stairs=stairs, area=True)
     drawing = svg.line_chart(
@@ -87,7 +87,7 @@ def of_round(connection: Connection, actor: Actor, round_: RoundAnswer, now_ms: 
 
 
 def bids_over_time(connection: Connection, round_: RoundAnswer, now_ms: int) -> Chart | None:
-    """How many bids had come in, over the time since the round opened; never who or what."""
+    """How many bids had come in, over the time since the round opened; it shows neither bidders nor offers."""
     if not round_["bids"]:
         return None
     query = f"SELECT created_ms FROM bids WHERE round_id = ? {_SAMPLE}"
@@ -111,7 +111,7 @@ def bids_over_time(connection: Connection, round_: RoundAnswer, now_ms: int) -> 
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most a few hundred of them, the first and the last always."""
+    """A few hundred of the points at most, always with the first and the last."""
     apart = max(1, len(points) // _DOTS)
     return [*points[:-1:apart], points[-1]]
 
@@ -243,7 +243,7 @@ def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | 
 
 
 def earnings_over_time(connection: Connection, seller_id: str) -> Chart | None:
-    """What a seller has earned in all, after each of its sales that was paid."""
+    """What a seller has earned in total after each of its sales that was paid."""
     query = (
         "SELECT l.at_ms, p.amount_micro FROM postings p JOIN log l ON l.seq = p.seq "
         "WHERE p.account = ? AND l.kind = 'award.settled' ORDER BY p.seq"
@@ -263,7 +263,7 @@ def earnings_over_time(connection: Connection, seller_id: str) -> Chart | None:
 
 
 def all_the_money(totals: Totals) -> Chart:
-    """Deposits: on accounts or in escrow, nowhere else."""
+    """How much of the deposits is on accounts, and how much in escrow."""
     parts = [("on accounts", totals["balances_micro"], "bar"), ("in escrow", totals["escrow_micro"], "held")]
     return _strip("Where the deposits are", parts)
 
@@ -288,7 +288,7 @@ def wallets_left(wallets_of: Mapping[str, WalletAnswer]) -> Chart | None:
 
 
 def own_spending(connection: Connection, seller_id: str) -> Chart | None:
-    """ε spent after each sale, under the lifetime cap: what composition really costs."""
+    """ε spent in total after each sale, by composition, and the lifetime cap."""
     record = wallets.of_sellers(connection, [seller_id])[seller_id]
     count = len(record.events)
     if not count:

@@ -46,8 +46,8 @@ from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import MICRO, Award, Offer, Round, Terms
 
 RECHECK_MOST = 20_000  # wallets that are checked again inside a write; with more, the auction is computed again
-# Bidders of a round that have sold, or got back what they had reserved, since the log had so many entries, and what
-# they offer.
+# The bidders of a round whose wallets changed after a given log entry, because they sold or a reservation was
+# freed, and the ε that they offer.
 _MOVED = (
     "SELECT DISTINCT b.seller_id, b.epsilon FROM awards a JOIN bids b ON b.seller_id = a.seller_id "
     "WHERE b.round_id = ? AND b.valuation IS NOT NULL AND a.round_id IN "
@@ -80,7 +80,7 @@ class StandingBids:
         return cls(sellers, nonces, np.array(numbers).reshape(-1, 4))
 
     def offer(self, i: int, epsilon: float) -> Offer:
-        """Bid number `i`, of as much ε as the wallet allows."""
+        """Bid number `i` with the ε that the wallet allows."""
         valuation, _, data_size, accuracy = self.numbers[i].tolist()
         return Offer(valuation, epsilon, data_size, None if math.isnan(accuracy) else accuracy)
 
@@ -91,7 +91,7 @@ _STANDING = (
 
 
 def family_of(task: TaskRow) -> ReleaseFamily:
-    """The releases of this task's sales."""
+    """The release family of this task's sales: sampling rate, steps and δ."""
     return ReleaseFamily.of(task, task.delta)
 
 
@@ -174,7 +174,7 @@ def auction(
     mechanism: Mechanism,
     version: str,
 ) -> Auction:
-    """Runs the rule, of this version, on what wallets allow of the bids. A replay of the log calls it, too."""
+    """Runs the rule, of this version, on the bids as trimmed to the wallets. A check of the log calls it, too."""
     seed, sellers = seed_of(round_id, bids.nonces), bids.sellers
     fitting = bidders.trim(terms.family, sellers, bids.numbers[:, 1])
     kept = fitting.tolist()
@@ -193,7 +193,7 @@ def auction(
 
 
 def broken_terms(terms: Terms, offers: Mapping[str, Offer], awards: Mapping[str, Award]) -> Iterator[str]:
-    """Problems of these awards that no auction may have, whatever its rule.
+    """What is wrong with these awards, by conditions that hold for every rule.
 
     Winners have bid, sell at most what they offered and the task allows, with the noise that this ε needs, are
     paid at least what they ask, and all of them together no more than the budget. Payments are whole micro-units,
@@ -223,7 +223,7 @@ def broken_terms(terms: Terms, offers: Mapping[str, Offer], awards: Mapping[str,
 
 @dataclass(frozen=True)
 class Prepared:
-    """An auction computed on a snapshot: `size` is the length of the log then."""
+    """An auction computed on a snapshot, when the log had `size` entries; `fault` says why there is none."""
 
     size: int
     auction: Auction | None

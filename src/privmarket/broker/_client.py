@@ -7,7 +7,7 @@ come with the answers, and can check by proofs that the log only grew and contai
 
 from __future__ import annotations
 
-__extra__ = "client"  # named where a package is missing: `privmarket._lazy`
+__extra__ = "client"  # the extra to install if a package is missing; see `privmarket._lazy`
 
 import hashlib
 import json
@@ -88,7 +88,7 @@ class BrokerConnection:
             after = {"after": page["next"]}
 
     def write(self, method: str, path: str, form: Mapping[str, Any] | None = None, key: str | None = None) -> Json:
-        """One write under one key, however often it must be sent."""
+        """Sends a write, repeatedly if the connection breaks, under one idempotency key, so that it acts once."""
         headers = {"Idempotency-Key": key or str(uuid.uuid4())}
         return self._call(method, path, json=form, headers=headers)
 
@@ -196,8 +196,8 @@ class BrokerClient(BrokerConnection):
         """Registers a party and returns a client that acts for it; `.token` is its token, keep it.
 
         The token is made here and only its hash is sent, so the broker never sees it before it is used. With a key
-        the party signs everything that it states, so that nobody can invent it; `signs="bids"` leaves it at its
-        bids.
+        the party signs everything that it states, so that nobody else can state it in its name; with `signs="bids"`
+        it signs its bids only.
         """
         token = "pm_" + secrets.token_hex(32)
         form = {"role": role, "name": name, "cap_epsilon": cap_epsilon, "delta": delta}
@@ -226,7 +226,7 @@ class BrokerClient(BrokerConnection):
         return cast("answers.TokenAnswer", {**self.write("POST", "/v1/me/tokens", form), "token": token})
 
     def change_key(self, key: SigningKey, signs: str | None = None) -> answers.KeyAnswer:
-        """Another key, and what it signs (everything, or bids); the one that this client has signs the change."""
+        """Replaces the key and what it signs (everything, or bids); the client's present key signs the change."""
         me = self.me()
         chosen = signs or (me["signs"] if me["public_key"] else "everything")
         form = {"public_key": key.public, "signs": chosen}
@@ -238,11 +238,11 @@ class BrokerClient(BrokerConnection):
         return cast("answers.KeyAnswer", answer)
 
     def attest(self, dataset_sha256: str) -> answers.DatasetAnswer:
-        """Says, signed with one's key, which data set one sells from (sellers).
+        """States which data set one sells from, signed with one's key (sellers).
 
         Args:
-            dataset_sha256: a digest with a secret salt in it, as `privmarket seller attest` makes it: of the bare
-                records it would confirm every guess.
+            dataset_sha256: a digest of the records and a secret salt, as `privmarket seller attest` makes it.
+                Without the salt, anybody who guesses the records could confirm the guess.
         """
         if self.key is None:
             raise BrokerError("an attestation is signed", "give BrokerClient a key")
@@ -255,7 +255,7 @@ class BrokerClient(BrokerConnection):
         return cast("answers.Revoked", self.write("DELETE", f"/v1/tokens/{token_id}"))
 
     def request_payout(self, amount_micro: int) -> answers.PayoutAnswer:
-        """Asks for money of one's account; an operator pays it out."""
+        """Asks for a payout from one's account; an operator makes it."""
         if self._signs_everything():
             said = {"amount_micro": amount_micro, "nonce": secrets.token_hex(16)}
             answer = self._state("money.requested", self._id, [said])
@@ -264,13 +264,13 @@ class BrokerClient(BrokerConnection):
         return cast("answers.PayoutAnswer", answer)
 
     def my_entries(self) -> Iterator[answers.LogLine]:
-        """All entries of the log in one's own name, newest first: one that is not yours is a forgery."""
+        """All entries of the log in one's own name, newest first; an entry that one did not make is forged."""
         return cast("Iterator[answers.LogLine]", self.pages("/v1/me/entries"))
 
     # ---- signed statements ------------------------------------------------------------------------------
 
     def _signs_everything(self) -> bool:
-        """Whether this account's statements are signed; asked once, of the broker, where there is a key."""
+        """Whether this account signs all its statements; with a key, the broker is asked once."""
         if self.key is None:
             return False
         if not self._signs:
@@ -309,7 +309,7 @@ class BrokerClient(BrokerConnection):
         return self.pages("/v1/tasks")
 
     def open_round(self, task_id: str) -> answers.RoundAnswer:
-        """Opens the next round, its budget in escrow (buyers)."""
+        """Opens the next round and puts its budget in escrow (buyers)."""
         if self._signs_everything():
             newest = next(iter(self.rounds(task_id)), None)
             number = 0 if newest is None else newest["number"] + 1
@@ -374,7 +374,7 @@ class BrokerClient(BrokerConnection):
         return self.pages(f"/v1/rounds/{round_id}/bids")
 
     def close_round(self, round_id: str) -> answers.StepAnswer | answers.RoundAnswer:
-        """Ends bidding and runs the auction; of a very large round the broker computes it after its answer."""
+        """Ends bidding and runs the auction; in a very large round, waits until the broker has computed it."""
         if self._signs_everything():
             closed = self._state("round.closed", round_id, [{}])
         else:
@@ -394,11 +394,11 @@ class BrokerClient(BrokerConnection):
         return self.pages("/v1/me/awards")
 
     def cohort(self, round_id: str) -> Iterator[answers.CohortKey]:
-        """The registered keys of a round's sellers: who may be in its secure sum (those sellers, the buyer)."""
+        """The registered keys of a round's sellers, for its secure sum (shown to those sellers and the buyer)."""
         return cast("Iterator[answers.CohortKey]", self.pages(f"/v1/rounds/{round_id}/cohort"))
 
     def claim_delivery(self, round_id: str, update_sha256: str, key: str | None = None) -> answers.ClaimAnswer:
-        """Says what one delivers, before it leaves (sellers); `key` opens it where updates travel sealed."""
+        """Gives the digest of an update before it is sent (sellers); `key` opens the update if it is sealed."""
         if self._signs_everything():
             said = {"update_sha256": update_sha256, "key_sha256": None if key is None else sealed.key_digest(key)}
             return cast("answers.ClaimAnswer", self._state("delivery.claimed", round_id, [said], key))
@@ -438,7 +438,7 @@ class BrokerClient(BrokerConnection):
         )
 
     def give_receipts(self, round_id: str, receipts: Mapping[str, str | None]) -> answers.StepAnswer:
-        """Says which claimed updates are usable (buyers): None, or what is wrong."""
+        """Says of claimed updates, by seller, whether they are usable (buyers): None if so, else what is wrong."""
         if self._signs_everything():
             said = [{"seller_id": seller, "fault": fault} for seller, fault in receipts.items()]
             return cast("answers.StepAnswer", self._state("delivery.judged", round_id, said))

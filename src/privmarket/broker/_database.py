@@ -1,4 +1,4 @@
-"""One database, SQLite or PostgreSQL: serial durable writes, readers that never wait for them.
+"""One database, SQLite or PostgreSQL: writes are durable and one at a time, and readers never wait for them.
 
 The first part opens databases: it sets up connections for durable writes and creates or migrates tables. Then come
 `Database` and the `Transaction` in which every command runs, and last the file of the key that signs the log.
@@ -56,8 +56,8 @@ def open_engine(url: str, read_only: bool, patience_seconds: float, idle_seconds
     address = make_url(url)
     if address.drivername.startswith("sqlite"):
         return _open_sqlite(url, read_only, patience_seconds)
-    # A role or database may have another search_path, and with it tables of the same name in another schema.
-    # And one in which commits return before they are on disk would lose acknowledged writes in a crash.
+    # These override the settings of the role or database. With another search_path, tables of the same name in
+    # another schema could be used; without synchronous_commit, a crash would lose acknowledged writes.
     options = "-c search_path=public,pg_temp -c synchronous_commit=on"
     options += f" -c lock_timeout={round(1000 * patience_seconds)}"
     if read_only:
@@ -166,7 +166,7 @@ def migrate(engine: Engine) -> None:
 
 
 def _create(connection: Connection) -> None:
-    """Every table and the head of an empty log."""
+    """Creates every table, and the head of an empty log."""
     metadata.create_all(connection)
     begin_log(connection)
     connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
@@ -174,7 +174,7 @@ def _create(connection: Connection) -> None:
 
 
 def begin_log(connection: Connection) -> None:
-    """The head of an empty log under a fresh name."""
+    """Stores the head of an empty log with a new random id."""
     sql.run(
         connection,
         "INSERT INTO head (id, log_id, size, root, at_ms, frontier, signature, signed_by, clean) "
@@ -203,10 +203,10 @@ _SQLITE_PASSES = (_SQLITE_BUSY, 6, 10, 13, 14, 15)
 
 
 class WallClock:
-    """Milliseconds since 1970, refused while the machine's clock has jumped.
+    """Milliseconds since 1970; raises `UnavailableError` while the machine's clock has jumped.
 
     If the clock jumped ahead for a moment, all deadlines would pass, and the log's time cannot go back. So the wall
-    clock is compared with the monotonic one. After a real correction of the clock, restart the broker.
+    clock is compared with the monotonic one. After a real correction of the clock, the broker must be restarted.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class Transaction:
         return seq
 
     def in_time(self, deadline_ms: int) -> dict[str, int] | None:
-        """None for a request that came after its deadline; else the fields of its entry about its arrival."""
+        """None if the request came after the deadline; else the fields about its arrival that its entry needs."""
         if self.arrived_ms >= deadline_ms:
             return None
         return {} if self.now_ms < deadline_ms else {"arrived_ms": self.arrived_ms}
@@ -295,9 +295,9 @@ class Database:
             self.engine = open_engine(url, read_only, PATIENCE_SECONDS, IDLE_SECONDS)
             driver = self.engine.dialect.loaded_dbapi
             self._failures: tuple[type[Exception], ...] = (OperationalError, TimeoutError, driver.OperationalError)
-            if self.engine.dialect.name == "postgresql":  # it ended the transaction of a broker that stood still
+            if self.engine.dialect.name == "postgresql":  # raised after `IDLE_SECONDS`
                 self._failures += (driver.errors.IdleInTransactionSessionTimeout,)
-            # Whether the database lives in this process: nothing to wait for but the disk and other writers.
+            # Whether the database runs in this process, where it waits for nothing but the disk and other writers.
             self.is_embedded = self.engine.dialect.name == "sqlite"
             if read_only:
                 require_current(self.engine, url)
@@ -320,7 +320,10 @@ class Database:
 
     @contextmanager
     def write(self, actor: str, *, patient: bool = True) -> Iterator[Transaction]:
-        """One serial, durable transaction; everything or nothing. Waits for other writers if `patient`."""
+        """One durable transaction, stored whole or not at all, and no other write at the same time.
+
+        Waits for other writers if `patient`; else raises `UnavailableError` while there is one.
+        """
         arrived, seen = self._clock(), self.head
         if not self._writer.acquire(blocking=patient):
             raise UnavailableError("somebody else is writing", "send the same again")
@@ -342,7 +345,7 @@ class Database:
                     transaction.flush()
                     head = log.append(connection, transaction.entries, tree, self.key)
                 connection.connection.commit()
-            except PrivmarketError:  # refused; the connection is as good as before
+            except PrivmarketError:  # refused; the connection can be used again
                 connection.connection.rollback()
                 raise
             except BaseException:
@@ -413,9 +416,9 @@ class Database:
             connection.close()
 
     def _name(self, error: Exception) -> None:
-        """Turns errors of any layer for a busy, full or unreachable database into one error that says so."""
+        """Raises `UnavailableError` for an error of any layer that means a busy, full or unreachable database."""
         origin = getattr(error, "orig", None) or error
-        # A statement that SQLite does not understand is a fault of ours.
+        # Any other code of SQLite, such as that of a wrong statement, is a bug in privmarket.
         if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF in _SQLITE_PASSES:
             raise UnavailableError(
                 f"the database did not take this: {type(origin).__name__}",
@@ -464,7 +467,7 @@ class Database:
 
 
 def default_key_file(database: str) -> Path | None:
-    """Beside a SQLite file: FILE.key. A server's database has no folder of its own, so there is no default."""
+    """FILE.key beside a SQLite file; None for a database on a server, which has no folder of its own."""
     file = database.removeprefix("sqlite:///")
     return Path(f"{file}.key") if file != database else None
 

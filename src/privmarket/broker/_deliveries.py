@@ -37,7 +37,7 @@ class Deadlines(NamedTuple):
 
     @classmethod
     def after(cls, cleared_ms: int, task: TaskRow) -> Deadlines:
-        """Those of a round that cleared just now."""
+        """The deadlines of a round that was cleared at `cleared_ms`."""
         delivery = cleared_ms + 1000 * task.delivery_seconds
         review = delivery + 1000 * task.review_seconds
         dispute = review + 1000 * task.dispute_seconds
@@ -45,7 +45,7 @@ class Deadlines(NamedTuple):
 
     @classmethod
     def of(cls, round_: RoundRow) -> Deadlines:
-        """Those of a round that has been cleared; raises `ConflictError` before."""
+        """The deadlines of a round that has been cleared; raises `ConflictError` if it has not."""
         found = (
             round_.delivery_deadline_ms,
             round_.review_deadline_ms,
@@ -72,7 +72,7 @@ def _known(deadline_ms: int | None, round_: RoundRow) -> int:
 
 
 def standing(award: AwardRow, until: Deadlines, now_ms: int) -> Standing:
-    """What an award is worth now."""
+    """The state of an award at `now_ms`."""
     if award.claim_sha256 is None:
         return Standing.LAPSED if now_ms >= until.delivery_ms else Standing.WAITING
     if award.usable is None:
@@ -98,7 +98,7 @@ WAS_FAULTY = "usable = FALSE AND (dispute IS NULL OR ruling = FALSE)"
 
 
 def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) -> int:
-    """The deadline that decides about an award that waits for its claim, its receipt, a dispute or a ruling."""
+    """The deadline of the step for which an award waits: its claim, its receipt, a dispute or a ruling."""
     if not claimed:
         return until.delivery_ms
     if not judged:
@@ -107,7 +107,7 @@ def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) ->
 
 
 def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_ms: int) -> RoundRecord:
-    """Who is paid, by `rounds.Round`, with which every engine settles. No award may still be waiting."""
+    """Who is paid in a round, computed by `rounds.Round` as in every engine. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}
     sold = {
@@ -118,7 +118,7 @@ def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_m
         for row in rows
         if worth[row.seller_id] is not Standing.LAPSED
     }
-    # Without a claim nothing was released: the broker's clause of the rule in `privacy._wallet_store`.
+    # Without a claim nothing was released, so these awards are void: see the rule in `privacy._wallet_store`.
     silent = {seller: "claimed nothing" for seller in sold if seller not in reports}
     settled = Round(terms, Phase.CLEARED, awards=sold).settle(reports, silent)
     assert settled.record is not None

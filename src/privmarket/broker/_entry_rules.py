@@ -80,7 +80,7 @@ _CLEARED = frozenset(
 _TASK = frozenset(TaskRow.columns()) - {"id", "nonce", "created_ms"}
 _PARTY = frozenset({"role", "name_hash", "cap_epsilon", "delta", "public_key", "signs"})
 _OPENED = frozenset({"buyer_id", "task_id", "number", "budget_micro", "mechanism_version", "bid_deadline_ms"})
-# Kind → the fields that an entry must have, and those that it may have. Another field could set another column.
+# Kind → the fields that an entry must have, and those that it may have. Any other could set a column of a table.
 FORMS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "log.key": (frozenset({"public_key"}), frozenset({"signature", "own_signature"})),
     "alert": (frozenset({"fault"}), _NONE),
@@ -119,7 +119,7 @@ FORMS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 _OFFER = ("valuation", "epsilon", "data_size", "accuracy")
 _STILL_WAITED = "an award still waited for a claim, receipt, dispute or ruling"
-# What the bidders of a round had sold elsewhere, and their wallets.
+# What the bidders of a round have sold in other rounds, and their wallets.
 _SOLD = (
     "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps, t.delta FROM awards a "
     "JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id "
@@ -134,7 +134,7 @@ class EntryRules:
     """The market as the log gives it so far, and what is wrong with it.
 
     Attributes:
-                accept: names of findings that the auditor has looked into, such as "other-key@412".
+        accept: names of findings that the auditor has looked into, such as "other-key@412".
         public_key: the key that the log announces at this point; `keys` are all that it announced.
     """
 
@@ -346,7 +346,7 @@ class EntryRules:
             self.market.run("INSERT OR IGNORE INTO undone VALUES (?), (?)", fields["undoes"], entry.seq)
 
     def _undoes(self, entry: Entry, fields: Fields, way: str) -> Iterator[str]:
-        """The entry that is undone moved the same money the other way, and nothing undid it before."""
+        """Checks that the undone entry moved the same money the other way and was not undone before."""
         seq = fields["undoes"]
         amount = fields["amount_micro"] if way == "withdraw" else -fields["amount_micro"]
         query = "SELECT amount_micro FROM postings WHERE seq = ? AND account = ?"
@@ -368,7 +368,7 @@ class EntryRules:
         self.market.run("INSERT OR IGNORE INTO proposals VALUES (?, ?, ?)", entry.seq, entry.actor, booking)
 
     def _approved(self, entry: Entry, fields: Fields, way: str) -> Iterator[str]:
-        """A second operator booked exactly what was proposed, and the proposal was still open."""
+        """Checks that a second operator booked exactly what was proposed, and that the proposal was still open."""
         rows = self.market.run("SELECT actor, booking FROM proposals WHERE seq = ?", fields["proposal"])
         if not rows:
             yield f"proposal {fields['proposal']} is not there, or was answered before"
@@ -437,7 +437,7 @@ class EntryRules:
     # ---- tasks and rounds, one method per kind of entry -------------------------------------------------------
 
     def _runs_rounds(self, actor: str, task: TaskRow) -> bool:
-        """Who may close, clear and settle: the buyer, an operator, or the broker at a deadline."""
+        """Whether the actor may close, clear and settle: the buyer, an operator, or the broker at a deadline."""
         return actor in (SYSTEM, task.buyer_id) or self._is_operator(actor)
 
     def _alert(self, entry: Entry, fields: Fields) -> Iterator[str]:
@@ -587,7 +587,7 @@ class EntryRules:
         return clearing.auction(round_.id, terms, bids, self._wallets(round_.id), rule, found)
 
     def _rule(self, task: TaskRow, recorded: str) -> tuple[Mechanism, str]:
-        """A task's rule in the version that was recorded, as far as there is one, and the version that it has."""
+        """A task's rule, in the recorded version if that is installed here, and the version that it really has."""
         key = (task.mechanism, task.settings, task.epsilon_max, recorded)
         if key not in self.rules_made:
             if len(self.rules_made) > 1000:
@@ -613,8 +613,8 @@ class EntryRules:
         yield from self._same_auction(entry, fields, round_, task, made)
 
     def _within_terms(self, round_: RoundRow, task: TaskRow, made: list[AwardRow]) -> Iterator[str]:
-        """What holds whatever the rule: winners bid, ε within offer and wallet, paid what they ask, within
-        budget."""
+        """Checks what every rule must keep: each winner has bid, sells no more than its offer and wallet allow and
+        is paid what it asks, and all payments are within the budget."""
         terms = clearing.terms_of(round_, task)
         bids = self._standing_bids(round_.id)
         offers = {seller: bids.offer(i, float(bids.numbers[i, 1])) for i, seller in enumerate(bids.sellers)}
@@ -628,7 +628,7 @@ class EntryRules:
     def _same_auction(
         self, entry: Entry, fields: Fields, round_: RoundRow, task: TaskRow, made: list[AwardRow]
     ) -> Iterator[str]:
-        """The rule gives the same again. A version that is not installed here is a finding of its own."""
+        """Checks that the rule gives the recorded result again. A version that is not installed is a finding."""
         try:
             found = self._replayed(round_, task)
         except REASONS as error:
@@ -663,8 +663,8 @@ class EntryRules:
         yield from self._ends(entry, fields, round_, task, 0)
 
     def _had_a_fault(self, entry: Entry, round_: RoundRow, task: TaskRow) -> Iterator[str]:
-        """A round is aborted at its auction only where the rule fails, or is not the one that it was opened
-        with."""
+        """Checks that the rule of a round aborted at its auction fails here too, or has another version than
+        at the opening."""
         try:
             found = self._replayed(round_, task)
         except REASONS:
@@ -806,7 +806,7 @@ def _reference(text: object) -> Iterator[str]:
 
 
 def _odd_form(entry: Entry, fields: Fields) -> Iterator[str]:
-    """Differences in form: an entry has one spelling, and an answer belongs to a request."""
+    """Differences in form: JSON that is not canonical, or a key, request and answer that do not match."""
     if canonical(fields) != entry.details:
         yield "its details are not spelled as a broker spells them"
     if (entry.key_hash is None) != (entry.request_hash is None) or (entry.answer and entry.key_hash is None):
@@ -816,7 +816,7 @@ def _odd_form(entry: Entry, fields: Fields) -> Iterator[str]:
 
 
 def forged(what: str) -> BrokerError:
-    """The error for an entry that names something that cannot be."""
+    """The error for an entry that names something which cannot exist."""
     return BrokerError(what, "the entry is forged")
 
 

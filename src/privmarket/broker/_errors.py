@@ -62,7 +62,7 @@ class DatabaseError(BrokerError):
 
 
 class UnavailableError(BrokerError):
-    """A database that is busy, full or away for now. Sending the same again under the same key is safe."""
+    """A database that is busy, full or unreachable for now. Sending the same again under the same key is safe."""
 
     code = "unavailable"
     status = 503

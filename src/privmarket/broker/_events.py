@@ -4,10 +4,10 @@ An event says that something concerns its reader: a round opened, an award was m
 and no amount; for these ask for the round, the award or the statement. The cursor is the number of the last log
 entry that was read, so no event is missed or repeated.
 
-A webhook is signed with the key of the log. It carries the events and the next cursor; after a missed one, ask `GET
-/v1/events` from the last cursor. After a restart of the broker, posting begins with new events. Parties choose the
-address, so it must be HTTPS and in the public internet: the name is resolved once, all of its addresses are
-checked, and the connection goes to a checked address. Redirects are not followed.
+A webhook is signed with the key of the log. It carries the events and the next cursor; a reader that missed one
+calls `GET /v1/events` with its last cursor. After a restart of the broker, posting begins with new events. Parties
+choose the address, so it must be HTTPS and in the public internet: the name is resolved once, all of its addresses
+are checked, and the connection goes to a checked address. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def events_after(connection: Connection, actor: Actor, after: int, limit: int) -
 
 
 def _event(actor: Actor, row: tuple[Any, ...]) -> Event | None:
-    """An entry as the caller may see it; None where it does not concern it."""
+    """An entry as the caller may see it; None if the entry does not concern the caller."""
     seq, at_ms, by, kind, subject, details, task_id, buyer_id, arbiter_id = row
     seller_id = None
     if kind in _ABOUT_SELLER:
@@ -104,7 +104,7 @@ def _event(actor: Actor, row: tuple[Any, ...]) -> Event | None:
 
 
 def log_size(broker: Broker) -> int:
-    """How many entries the log has, by whichever broker they were written."""
+    """How many entries the log has, including those that other brokers on the database wrote."""
     with broker.database.read() as connection:
         ((size,),) = sql.run(connection, "SELECT size FROM head")
     return int(size)
@@ -154,7 +154,7 @@ def as_text(found: Events) -> str:
 
 
 def is_webhook_url(url: str) -> bool:
-    """Whether this is an https:// address with a host, a port that can be, and no password."""
+    """Whether this is an https:// address with a host, a possible port, and no password."""
     try:
         parts = urlsplit(url)
         port = parts.port or 443
@@ -212,7 +212,7 @@ def _is_public(address: str) -> bool:
 
 
 def post(to: Address, body: bytes, headers: dict[str, str], context: ssl.SSLContext | None = None) -> int:
-    """Posts to the address that was checked, under the host's name and certificate; the status of the answer."""
+    """Posts to the address that was checked, under the host's name and certificate; returns the answer's status."""
     plain = socket.create_connection((to.checked, to.port), timeout=TIMEOUT_SECONDS)
     connection = http.client.HTTPSConnection(to.host, to.port, timeout=TIMEOUT_SECONDS)
     try:
@@ -240,7 +240,7 @@ class _Hook:
 
 
 class Webhooks:
-    """Posts new events to everybody who asked for it, in a thread of its own while it is entered."""
+    """A context manager that posts new events to every party that asked for it, in a separate thread."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Webhooks:
         while not self._stop.wait(WEBHOOK_POLL_SECONDS):
             try:
                 self.tell()
-            except Exception as error:  # a database that is away for a moment must not end the thread
+            except Exception as error:  # a database that cannot be reached for a moment must not end the thread
                 _log.warning("webhooks: %s", type(error).__name__)
 
     def tell(self) -> None:

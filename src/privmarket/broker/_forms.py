@@ -1,4 +1,4 @@
-"""What else may be sent to the API, beside the things that `_shapes` declares: keys, bookings, reasons, rulings."""
+"""The API's forms beside those that `_shapes` declares: keys, bookings, reasons, receipts, rulings."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class GroupCommit:
         self._thread = ThreadPoolExecutor(1, "bids")
 
     async def take(self, request: BidRequest) -> BidAnswer:
-        """The answer to one bid, once it is durable; raises what refused it."""
+        """The answer to one bid, once it is durable; raises the reason if it is refused."""
         answer: asyncio.Future[BidAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         if self._worker is None:
@@ -37,7 +37,7 @@ class GroupCommit:
         return await answer
 
     async def _take_all(self) -> None:
-        """Takes everybody who waits, group after group, until nobody does."""
+        """Takes the waiting bids, group after group, until there are none."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
@@ -59,7 +59,8 @@ def _take(broker: Broker, requests: Sequence[BidRequest]) -> Sequence[_Result]:
     except Exception as fault:
         if len(requests) == 1:
             return [fault]
-        # A bid at which the database fails must not fail the others; what was committed is found by its key.
+        # If the database fails at one bid, the others must not fail with it: each is taken alone. Those that were
+        # committed already get their first answer, by their keys.
         return [_take(broker, [request])[0] for request in requests]
 
 

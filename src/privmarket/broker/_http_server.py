@@ -47,7 +47,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A new connection has some seconds to send its first headers."""
+        """Counts a new connection, and gives it some seconds to send its first headers."""
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else "local"
@@ -64,19 +64,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """The next request may take as long again."""
+        """Gives the next request as many seconds for its headers."""
         super().on_response_complete()
         self._wait()
 
     def shutdown(self) -> None:
-        """The server stops: a request whose body is still on its way is not waited for."""
+        """Ends the connection when the server stops; a request whose body is still arriving is not waited for."""
         if self.cycle is not None and self.cycle.more_body:
             self.transport.close()
         else:
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for any more."""
+        """Stops the timer and no longer counts the connection."""
         self._stop_waiting()
         if self._address is not None:
             self.counted[self._address] -= 1
@@ -116,7 +116,7 @@ class ServerSettings:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; a signal also ends what would keep the process alive, and the process in any case.
+    """uvicorn's server, in which a signal also calls `on_stop`, and ends the process in any case.
 
     Requests under way get `STOP_SECONDS`. A thread that waits for a disk or a computation cannot be ended from
     outside, so `EXIT_SECONDS` after the signal the process ends without it: what was acknowledged is on disk.
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
 def run_server(app: FastAPI, listening: socket.socket, settings: ServerSettings) -> None:
     """Serves until SIGTERM or SIGINT; requests under way get some seconds to finish."""
     sys.setswitchinterval(THREAD_TURN_SECONDS)
-    gc.freeze()  # what was imported stays: the garbage collector need not look at it again and again
+    gc.freeze()  # modules are never freed, so the garbage collector need not scan them each time
 
     class Protocol(GuardedProtocol):
         header_seconds = settings.header_seconds
@@ -161,7 +161,7 @@ def run_server(app: FastAPI, listening: socket.socket, settings: ServerSettings)
 
     def stop() -> None:
         app.state.is_stopping = True
-        # Not in the signal's handler itself: it may have interrupted whoever holds the lock that this takes.
+        # Not in the signal's handler itself: it may have interrupted a thread that holds the lock which this takes.
         threading.Thread(target=noise_tables.builder.stop, daemon=True).start()
 
     # uvicorn raises the signal again once it is done: as an exit, so that the caller can close its database.

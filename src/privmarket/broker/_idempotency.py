@@ -32,14 +32,14 @@ class Request(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where its answer is found."""
+        """The caller and the key's hash, under which its answer is found."""
         return self.actor, self.key_hash
 
 
 def request(actor: str, key: str, asked: tuple[object, ...], private_to: str = "") -> Request:
     """The key and digest of a request; refuses a key that is too short to be unique or too long, and NaN.
 
-    `private_to` makes the key one of its own: strangers who have no account yet must not share keys.
+    `private_to` is hashed with the key, so that callers without an account do not share keys.
     """
     if len(key) not in _KEY_LENGTHS:
         raise BrokerError(
@@ -56,7 +56,7 @@ def request(actor: str, key: str, asked: tuple[object, ...], private_to: str = "
 def find(tx: Transaction, requests: Iterable[Request]) -> dict[Place, tuple[str, Answer]]:
     """(actor, key hash) → (request hash, answer), for those that were answered before."""
     hashes = list(dict.fromkeys(one.key_hash for one in requests))
-    # Keys of different callers may be equal; those of others are looked up here and never asked for.
+    # Different callers may use the same key. Answers to others are found here too, but never looked up.
     return {(row[0], row[1]): (row[2], answer_of(*row[3:])) for row in sql.run(tx.connection, _KNOWN, hashes)}
 
 

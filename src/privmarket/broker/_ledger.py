@@ -48,7 +48,7 @@ def balance(connection: Connection, account: str) -> int:
 
 
 def require(connection: Connection, account: str, amount_micro: int, purpose: str) -> None:
-    """Refuses where an account holds less than what is to be taken from it."""
+    """Raises `InsufficientFundsError` if an account holds less than is to be taken from it."""
     held = balance(connection, account)
     if held < amount_micro:
         raise InsufficientFundsError(
@@ -169,7 +169,7 @@ def book(
 
 
 def undo(tx: Transaction, seq: int, reference: str, propose_above_micro: int | None) -> Balance:
-    """Books what entry `seq` booked the other way; once only."""
+    """Undoes the booking of entry `seq`, once only, by booking the same amount the other way."""
     wrong = _entry(tx.connection, seq, BOOKED, "booking")
     if "undoes" in wrong.fields:
         raise ConflictError(f"entry {seq} undoes another one itself", "book what is right instead")
@@ -222,7 +222,7 @@ def checked_reference(text: str) -> str:
 
 
 def is_reference(text: str) -> bool:
-    """Whether this can be the reference of a booking: it prints, has no spaces around it, and fits a line."""
+    """Whether this can be the reference of a booking: printable, without spaces around it, and not too long."""
     return 0 < len(text) <= REFERENCE_LENGTH and text.isprintable() and text == text.strip()
 
 
@@ -235,10 +235,10 @@ def check_amount(amount_micro: int) -> None:
 def move_money(
     tx: Transaction, kind: str, party_id: str, amount_micro: int, notes: Mapping[str, object] | None = None
 ) -> int:
-    """A deposit from outside, or a withdrawal to it; the number of its entry, which also holds the notes.
+    """Logs a deposit or a withdrawal together with its notes, and returns the number of the entry.
 
-    Operators only: they know what arrived at the bank. Money of a party that signs everything leaves only for an
-    open request that it signed, of the same amount; or where a deposit is undone.
+    Only operators call it, because they know what arrived at the bank. Money of a party that signs everything is
+    withdrawn only for an open request of the same amount that it signed, or where a deposit is undone.
     """
     check_amount(amount_micro)
     owner = find_party(tx.connection, party_id)

@@ -70,9 +70,9 @@ def rule_version(name: str, settings: str, epsilon_max: float, make: rules.MakeM
 
 
 def require_first_escrow(connection: Connection, buyer_id: str, budget_micro: int) -> None:
-    """Refuses a task whose first round its buyer could not pay, beside those of its other tasks without a round.
+    """Refuses a task if its buyer cannot pay the first rounds of this task and of all its tasks without a round.
 
-    So nobody fills the list with tasks that will never open, or has noise tables computed for them.
+    Otherwise a buyer could fill the list with tasks that never open, and have noise tables computed for them.
     """
     ((promised,),) = sql.run(connection, _PROMISED, buyer_id)
     needed = budget_micro + int(promised or 0)
@@ -82,7 +82,7 @@ def require_first_escrow(connection: Connection, buyer_id: str, budget_micro: in
 def publish(
     tx: Transaction, entropy: Entropy, terms: TaskForm, said: Mapping[str, object] | None, signature: str | None
 ) -> TaskAnswer:
-    """A new task of the buyer who acts; `said` is what it signed, with a nonce, where it signs everything."""
+    """A new task of the acting buyer; if that signs everything, `said` is what it signed, with a nonce."""
     buyer_id = tx.actor
     if terms.arbiter_id is not None and parties.role_of(tx.connection, terms.arbiter_id) != "arbiter":
         raise BrokerError(f"{terms.arbiter_id} is not an arbiter", "name a party of that role, or nobody")
@@ -101,7 +101,7 @@ def publish(
 def open_round(
     tx: Transaction, entropy: Entropy, task: TaskRow, version: str, signature: str | None
 ) -> RoundAnswer:
-    """The next round of a task, its budget in escrow; `version` is the rule's."""
+    """Opens the next round of a task and puts its budget in escrow; `version` is that of the rule."""
     past = [str(state) for (state,) in sql.run(tx.connection, _STATES, task.id)]
     if any(state in TAKING_BIDS for state in past):
         raise ConflictError(f"task {task.id} has a round that takes bids", "let it clear, or abort it")
@@ -179,7 +179,7 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> StepAnswer | No
 
 
 def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str, signature: str | None) -> StepAnswer:
-    """Ends a round before its auction; the escrow goes back to the buyer. After it, sellers are owed money."""
+    """Ends a round that still takes bids; the escrow goes back to the buyer. Later that is refused."""
     require_state(round_, "open")
     signed = {}
     if tx.actor == task.buyer_id:
@@ -202,8 +202,8 @@ def claim(
 ) -> ClaimAnswer:
     """A seller declares, before its update leaves, the digest of what it delivers. It cannot be changed later.
 
-    `key` opens a sealed update; it stays with the broker until the round is settled. Where the broker cannot
-    unwrap it any more, the seller leaves the same key again by repeating its claim: settlement waits for it.
+    `key` opens a sealed update; it stays with the broker until the round is settled. If the broker can no longer
+    unwrap it, settlement waits until the seller repeats its claim with the same key.
     """
     award = award_of(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared", "delivered")
@@ -366,7 +366,7 @@ def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> StepAnswer:
 
     Keys of sealed updates that are paid go into the log, the others are destroyed.
 
-    A round that the broker's clock has settled already is answered as it was settled.
+    If the round was settled already, at a deadline, the answer says how.
     """
     if round_.state == "settled":
         refunded = round_.budget_micro - round_.paid_micro
@@ -414,7 +414,7 @@ def end(
     fault: str | None,
     signed: Mapping[str, object] | None = None,
 ) -> StepAnswer:
-    """The last entry of a round: what was not paid goes back to the buyer."""
+    """Logs the end of a round; what was not paid goes back to the buyer."""
     refunded = round_.budget_micro - paid_micro
     tx.log(
         f"round.{state}",

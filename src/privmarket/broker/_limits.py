@@ -44,7 +44,7 @@ _STREAM = b"text/event-stream"
 
 
 class Allowance(NamedTuple):
-    """The state of a caller's bucket: whether a request is allowed, how many more are, and when the next one is."""
+    """A caller's bucket: whether this request is allowed, how many more are now, and how long until the next is."""
 
     allowed: bool
     limit: int
@@ -77,13 +77,13 @@ class RateLimit:
         return Allowance(allowed, int(self.burst), int(left), wait)
 
     def allows(self, caller: str) -> bool:
-        """The same, for whoever only wants to know whether."""
+        """Takes one from the caller's bucket, and returns only whether there was one."""
         return self.take(caller).allowed
 
 
 @dataclass
 class Places:
-    """A number of places that callers hold for a while: so many in all, and so many for each of them."""
+    """Places that callers hold for a while: at most `most` in all, and `most_each` for each caller."""
 
     most: int
     most_each: int
@@ -265,7 +265,7 @@ class Gate:
                 _access.info(json.dumps(line))
 
     async def _arrived(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, address: str) -> bytes:
-        """The whole body of a request that may go on; raises `_Refusal` for any other."""
+        """The whole body of a request; raises `_Refusal` if the request breaks a limit."""
         allowance = self.rate.take(address)
         if not allowance.allowed:
             raise _Refusal(429, "too-many-requests", "slow down", _PATIENCE, max(1, allowance.wait_seconds))

@@ -84,7 +84,7 @@ def read_head(connection: Connection) -> Head:
 
 
 def announced_key(connection: Connection) -> str:
-    """The public key that the log announces last; empty where it announces none."""
+    """The public key that the log announced last; empty if it has announced none."""
     query = "SELECT details FROM log WHERE kind = 'log.key' ORDER BY seq DESC LIMIT 1"
     rows = sql.run(connection, query)
     return str(json.loads(rows[0][0])["public_key"]) if rows else ""
@@ -138,11 +138,11 @@ class Stored:
         self._connection = connection
 
     def leaves(self, start: int, end: int) -> list[bytes]:
-        """Entries are numbered from 1, leaves from 0."""
+        """Hashes of the leaves start ≤ i < end, counted from 0; entries are counted from 1."""
         query = "SELECT hash FROM log WHERE seq > ? AND seq <= ? ORDER BY seq"
         return [bytes.fromhex(one) for (one,) in sql.run(self._connection, query, start, end)]
 
     def tiles(self, level: int, start: int, end: int) -> list[bytes]:
-        """Complete subtrees."""
+        """Hashes of complete subtrees."""
         query = "SELECT hash FROM tiles WHERE level = ? AND place >= ? AND place < ? ORDER BY place"
         return [bytes.fromhex(one) for (one,) in sql.run(self._connection, query, level, start, end)]

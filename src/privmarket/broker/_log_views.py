@@ -31,7 +31,7 @@ _LOG = (log.c.seq, log.c.at_ms, log.c.actor, log.c.kind, log.c.subject, log.c.de
 def log_list(
     connection: Connection, actor: Actor, kind: str | None, about: str | None, after: str | None, limit: int
 ) -> Page[answers.LogLine]:
-    """The log, for operators, newest first: of one kind, or about one party, task or round."""
+    """The log for operators and auditors, newest first: of one kind, or about one party, task or round."""
     require(actor, "operator", "auditor")
     query = select(*_LOG)
     if kind is not None:
@@ -93,7 +93,7 @@ def round_entries(
 ) -> answers.RoundEntries:
     """The task and all entries of a round that has ended, oldest first, each with its proof.
 
-    Bids of others are shown here, under pseudonyms: whoever takes part can run the auction again.
+    Bids of others are shown, under pseudonyms, so that whoever took part can run the auction again.
     """
     round_, task = round_and_task(connection, round_id)
     keys = {str(seller): key for seller, key in sql.run(connection, _BIDDERS, round_id)}
@@ -120,7 +120,7 @@ _ROTATIONS = "SELECT details FROM log WHERE kind = 'log.key' ORDER BY seq"
 
 
 def newest(connection: Connection, key: SigningKey | None, now_ms: int) -> answers.LogHead:
-    """The newest head, when it was shown, signed, and how the log came to its present key."""
+    """The newest head, the signed time at which it was shown, and how the signing key was handed on."""
     head = the_log.read_head(connection)
     announced = [json.loads(details) for (details,) in sql.run(connection, _ROTATIONS)]
     steps: list[answers.KeyStep] = []
@@ -153,7 +153,7 @@ def _cosignatures(connection: Connection) -> list[Cosignature]:
 
 
 def witnesses(connection: Connection) -> list[answers.Witnessed]:
-    """Who cosigned which head last, newest first."""
+    """Each witness with the head that it cosigned last, the newest head first."""
     return [
         {"witness": one.witness, "size": one.head.size, "seconds": one.seconds, "public_key": one.public_key}
         for one in _cosignatures(connection)

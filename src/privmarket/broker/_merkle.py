@@ -73,7 +73,7 @@ class Frontier:
 
 
 class Hashes(Protocol):
-    """Where a proof finds stored hashes."""
+    """The stored hashes from which a proof is made."""
 
     def leaves(self, start: int, end: int) -> list[bytes]:
         """Hashes of the leaves start ≤ i < end, counted from 0."""
@@ -83,7 +83,7 @@ class Hashes(Protocol):
 
 
 def subtree(hashes: Hashes, start: int, end: int) -> bytes:
-    """The hash of the leaves start ≤ i < end, a range that the tree itself splits off."""
+    """The hash of the leaves start ≤ i < end, which must be one of the ranges into which the tree is split."""
     width = end - start
     if width == 0:
         return EMPTY_ROOT

@@ -17,7 +17,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class BrokerCollector(Collector):
-    """Reads the figures when Prometheus asks for them; nothing is counted twice."""
+    """Reads the figures from the database and the counters each time Prometheus asks for them."""
 
     def __init__(self, broker: Broker, counters: Counters) -> None:
         self._broker = broker

@@ -1,9 +1,9 @@
-"""Noise tables of release schedules, prepared before anybody needs them, in a process that can be ended.
+"""Noise tables of release schedules, prepared before they are needed, in a process that can be ended.
 
 A full batch and a single sampled step have closed forms and are ready at once. Any other schedule needs a table
 that takes seconds to minutes, and buyers choose the schedule. So a table is built in a separate process, at the
-lowest priority, with limits on memory and time, and never inside a write. An account has one table under way and a
-few a day. Finished tables are in the cache folder, where bids and auctions find them.
+lowest priority, with limits on memory and time, and never inside a write. An account may have one table under
+way, and a few a day. Finished tables are in the cache folder, where bids and auctions find them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CLOSED_FORMS_A_DAY = 500  # new schedules with a closed form, a tenth of a secon
 _DAY_SECONDS = 86_400.0
 _QUEUE_MOST = 8
 _WAITERS_MOST = 8  # each holds a thread of the server while it waits
-_REMEMBERED = 10_000  # schedules that are ready, or that were given up: nobody pays for those again
-_OPERATOR = ""  # the broker's own need has no quota
+_REMEMBERED = 10_000  # schedules that are ready, and as many that were given up
+_OPERATOR = ""  # the broker itself, which has no quota
 
 
 @dataclass
 class _Job:
-    """One table that is waited for."""
+    """A table that is queued or being built."""
 
     family: ReleaseFamily
     account: str
@@ -176,7 +176,7 @@ class TableBuilder:
             job.done.set()
 
     def _build(self, job: _Job) -> str | None:
-        """Runs the process that builds one table; what went wrong, or None."""
+        """Runs the process that builds one table; returns what went wrong, or None."""
         family = job.family
         if tables.is_ready(family.delta, family.sampling_rate, family.steps):
             self._load(family)
@@ -237,7 +237,7 @@ def _too_costly(family: ReleaseFamily, needs: str) -> ConflictError:
 
 
 def _require_cache() -> None:
-    """Tables pass between processes by the cache folder: where it cannot be written, a temporary one serves."""
+    """Uses a temporary cache folder if the usual one is not writable; processes pass tables by that folder."""
     folder = tables.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

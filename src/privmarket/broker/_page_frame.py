@@ -28,7 +28,7 @@ from privmarket.broker._schema import find_party
 from privmarket.broker._shapes import MONEY_LIMIT_MICRO
 from privmarket.errors import PrivmarketError
 
-# What a rule guarantees, for people.
+# What a rule guarantees, in plain words.
 _PROMISES = {
     "individually rational": "pays every seller at least what it asks",
     "within budget": "never pays more than the budget",
@@ -50,7 +50,7 @@ _templates.env.filters["promise"] = lambda label: _PROMISES.get(label, label)
 _templates.env.globals["log_line"] = lambda request: log_line(request)
 ROWS = 50
 Field = Annotated[str, Form(max_length=300)]
-# Drawn with the form: the same form posted twice acts once.
+# The idempotency key that was drawn with the form, so that the same form posted twice acts once.
 Key = Annotated[str, Form(min_length=8, max_length=200)]
 
 
@@ -68,19 +68,19 @@ def log_line(request: Request) -> str:
 
 
 def shown_money(micro: int) -> str:
-    """Two decimals; the exact amount, where it has more, when one points at it."""
+    """Money with two decimals; the exact amount, if it has more of them, is shown as a tooltip."""
     exact, short = exact_money(micro), rounded_money(micro)
     return short if exact == short else _Html(f'<span title="{exact}">{short}</span>')
 
 
 def rounded_money(micro: int) -> str:
-    """Micro-units as money with two decimals, never more than there is."""
+    """Micro-units as money with two decimals, rounded towards zero."""
     cents = abs(micro) // 10_000
     return f"{'−' if micro < 0 else ''}{cents // 100:,}.{cents % 100:02d}"
 
 
 def exact_money(micro: int) -> str:
-    """Micro-units as money, to the last of them, with at least two decimals."""
+    """Micro-units as money, exactly, with at least two decimals."""
     whole, rest = divmod(abs(micro), 1_000_000)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{'−' if micro < 0 else ''}{whole:,}.{decimals}"
@@ -165,7 +165,7 @@ def is_page(request: Request) -> bool:
 
 
 def error_page(request: Request, status: int, error: PrivmarketError) -> Response:
-    """The error state of every page; somebody who is not signed in is sent to do so."""
+    """The page that shows an error; a reader who is not signed in is sent to the sign-in page."""
     if isinstance(error, UnauthenticatedError) and request.query_params.get("part") != "live":
         response: Response = RedirectResponse("/sign-in", 303)
         callers.forget_session(response)
@@ -177,7 +177,7 @@ def error_page(request: Request, status: int, error: PrivmarketError) -> Respons
 
 
 def _perhaps(request: Request) -> Actor | None:
-    """Who is signed in, for the navigation of an error's page; None where that cannot be said."""
+    """Who is signed in, for the navigation of an error's page; None if nobody is, or if that cannot be read."""
     try:
         return callers.signed_in(request)
     except PrivmarketError:
@@ -207,7 +207,7 @@ def number_typed(name: str, text: str) -> float:
 
 
 def reason_typed(text: str) -> str:
-    """A reason of at most 200 characters that print."""
+    """A reason of at most 200 printable characters."""
     if not 0 < len(text.strip()) <= 200 or not text.strip().isprintable():
         raise BrokerError("no reason, or one that does not print", "say why, in at most 200 characters")
     return text.strip()

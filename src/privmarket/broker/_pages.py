@@ -223,7 +223,7 @@ def one_round(request: Request, round_id: str) -> Response:
 
 
 def _deadlines_of(actor: Actor, round_: RoundAnswer, *, has_bid: bool, has_sold: bool) -> list[tuple[str, int]]:
-    """The deadlines that concern whoever looks: a seller that sold nothing has nothing to deliver or to dispute."""
+    """The deadlines that concern the reader: a seller that sold nothing has nothing to deliver or to dispute."""
     closed_ms = round_.get("closed_ms")
     bids = ("Bids until", round_["bid_deadline_ms"]) if closed_ms is None else ("Bidding ended", closed_ms)
     named = [

@@ -97,7 +97,7 @@ def authenticate(connection: Connection, token: str, now_ms: int) -> Actor:
 
 
 def by_token_id(connection: Connection, token_id: str, now_ms: int) -> Actor:
-    """The same by a token's id, for a session that began with it."""
+    """The party behind the token with this id, for a session that began with it."""
     rows = sql.run(connection, "SELECT token_hash FROM tokens WHERE id = ?", token_id)
     found = actors_of(connection, [row[0] for row in rows], now_ms) if rows else {}
     if not found:
@@ -129,7 +129,7 @@ def require(actor: Actor, *roles: str) -> None:
 
 
 def role_of(connection: Connection, party_id: str) -> str:
-    """A party's role, or 404."""
+    """A party's role; raises `NotFoundError` if there is no such party."""
     rows = sql.run(connection, "SELECT role FROM parties WHERE id = ?", party_id)
     if not rows:
         raise NotFoundError(f"no party {party_id}", "GET /v1/parties lists them")
@@ -137,7 +137,7 @@ def role_of(connection: Connection, party_id: str) -> str:
 
 
 def name_hash(party_id: str, name: str, salt: str) -> str:
-    """What the log holds of a name."""
+    """The salted hash of a name, which the log holds instead of the name."""
     return digest([party_id, name, salt])
 
 
@@ -202,10 +202,10 @@ def _checked_signs(signs: object, public_key: str | None) -> str:
 def change_key(
     tx: Transaction, actor: Actor, public_key: str, signature: str | None, signs: str | None = None
 ) -> KeyAnswer:
-    """Another key from now on, and what it signs. The key that one had signs the change, where one still has it.
+    """Replaces a party's key and what it signs. The old key signs the change, if the party still has it.
 
-    A change that the old key did not sign is a difference in every check of the log, until the auditor has asked
-    and accepts it: it might be the operator's.
+    A change that the old key did not sign might have been made by the operator. Every check of the log therefore
+    reports it as a difference, until the auditor has asked the party and accepts it.
     """
     _checked_key(public_key)
     query = "SELECT public_key, signs FROM parties WHERE id = ?"
@@ -223,7 +223,10 @@ def change_key(
 
 
 def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> DatasetAnswer:
-    """Says, signed and once for all, which data set a seller sells from. One account per data set: one wallet."""
+    """Records, signed and once for all, which data set a seller sells from.
+
+    Each data set belongs to one account only, so that one wallet counts all its sales.
+    """
     query = "SELECT public_key, dataset_sha256 FROM parties WHERE id = ?"
     ((public_key, known),) = sql.run(tx.connection, query, actor.party_id)
     if public_key is None:
@@ -304,7 +307,7 @@ def revoke_all(tx: Transaction, party_id: str) -> None:
 
 
 def suspend(tx: Transaction, party_id: str, reason: str | None) -> Suspended:
-    """Stops a party from new business, for a reason that the log keeps; None lets it go on.
+    """Stops a party from new business, for a reason that the log keeps; reason None ends the suspension.
 
     What it has begun it may finish: reveal, deliver, accept or reject, dispute, rule.
     """

@@ -258,7 +258,10 @@ KINDS = tuple(_STEPS)
 
 
 def store(connection: Connection, made: Sequence[Change]) -> None:
-    """Writes changes, those of each table in their order; neighbours of one form go together, counts are summed."""
+    """Writes changes, in their order within each table.
+
+    Adjacent changes of one form share a statement, and what is added to the same value is summed first.
+    """
     added: Counter[tuple[str, Key, str]] = Counter()
     forms: dict[str, list[tuple[str, list[Key]]]] = {}  # table → (statement, rows), one after the other
     for change in made:

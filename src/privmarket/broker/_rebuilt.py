@@ -1,9 +1,8 @@
-"""The tables as a log gives them, in a scratch database on disk, so that a check needs no more memory than one
-round.
+"""Rebuilds the tables from the log in a scratch database on disk, so that a check needs memory for one round only.
 
 The scratch database is SQLite, whatever the broker uses, and has the same tables, filled by the same
 `projection.changes`. It also keeps what a check needs to know of the past: balances, bids that were replaced, tiles
-of the tree. Saved under a name, it is the state from which a later check goes on (`_verify`).
+of the tree. An auditor may keep a copy of it as a checkpoint, from which a later check goes on (`_verify`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from privmarket.broker._schema import PROJECTIONS, metadata, tiles
 from privmarket.broker._shapes import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
 
 Row = TypeVar("Row")
-_COMMIT_EVERY = 20_000  # changes; until then SQLite keeps what it would need to undo them
+_COMMIT_EVERY = 20_000  # changes; before a commit, SQLite keeps what it would need to undo them
 _CACHE_KIB = 65_536
 _OWN_TABLES = (
     "CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, amount_micro INTEGER NOT NULL) WITHOUT ROWID",
@@ -31,7 +30,7 @@ _OWN_TABLES = (
     # Bookings that were undone, and proposals of bookings until they are answered.
     "CREATE TABLE IF NOT EXISTS undone (seq INTEGER PRIMARY KEY) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS proposals (seq INTEGER PRIMARY KEY, actor TEXT, booking TEXT) WITHOUT ROWID",
-    # Signatures that count once, lest an old statement is put back.
+    # Signatures that were used: each counts once, so that an old statement cannot be entered again.
     "CREATE TABLE IF NOT EXISTS signed (signature TEXT PRIMARY KEY) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
@@ -42,7 +41,7 @@ _ADD_BALANCE = (
 
 
 class RebuiltMarket:
-    """The market as the entries so far give it."""
+    """The state of the market that follows from the log entries applied so far."""
 
     def __init__(self, file: Path) -> None:
         """Opens the scratch database, which may hold the state of an earlier check."""
@@ -57,16 +56,20 @@ class RebuiltMarket:
         self._tasks: dict[str, TaskRow] = {}
 
     def run(self, statement: str, *parameters: object) -> list[Any]:
-        """The rows of a statement on the scratch database."""
+        """Runs an SQL statement on the scratch database and returns its rows."""
         return sql.run(self.connection, statement, *parameters)
 
     def one(self, statement: str, *parameters: object) -> Any:
-        """The first value of the first row; None where there is none."""
+        """Runs a statement and returns the first value of its first row; None if there is no row."""
         rows = self.run(statement, *parameters)
         return rows[0][0] if rows else None
 
     def apply(self, made: Iterable[Change]) -> None:
-        """Makes changes; raises `BrokerError` where a row is there already, or one that is needed is missing."""
+        """Applies changes to the tables.
+
+        Raises:
+            BrokerError: a row to insert exists already, or a row to change is missing.
+        """
         driver: Any = self.connection.connection.dbapi_connection
         for verb, table, key, values in made:
             if verb == "add":
@@ -89,23 +92,23 @@ class RebuiltMarket:
             self.commit()
 
     def add_tiles(self, made: Iterable[tuple[int, int, bytes]]) -> None:
-        """Notes nodes of the tree that an entry completed."""
+        """Stores the nodes of the Merkle tree that an entry completed."""
         for level, place, node in made:
             self.run("INSERT INTO tiles (level, place, hash) VALUES (?, ?, ?)", level, place, node.hex())
 
     def commit(self) -> None:
-        """Writes what was changed since the last time."""
+        """Commits the changes made since the last commit."""
         self._uncommitted = 0
         self.run("COMMIT")
         self.run("BEGIN")
 
     def note(self, **facts: str) -> None:
-        """Keeps facts about the state by name."""
+        """Stores facts about the state under their names; a fact of the same name is replaced."""
         for name, value in facts.items():
             self.run("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", name, value)
 
     def facts(self) -> dict[str, str]:
-        """The facts that were noted."""
+        """All facts that `note` stored, by name."""
         return {str(name): str(value) for name, value in self.run("SELECT name, value FROM facts")}
 
     def close(self) -> None:
@@ -138,7 +141,7 @@ class RebuiltMarket:
         return schema.find_bid(self.connection, round_id, seller_id)
 
     def award(self, round_id: str, seller_id: str) -> AwardRow:
-        """A seller's award in a round."""
+        """A seller's award in a round; raises `NotFoundError` where there is none."""
         return schema.award_of(self.connection, round_id, seller_id)
 
     def awards(self, round_id: str) -> list[AwardRow]:
@@ -146,7 +149,7 @@ class RebuiltMarket:
         return schema.awards_of(self.connection, round_id)
 
     def balance(self, account: str) -> int:
-        """Micro-units on an account."""
+        """The balance of an account in micro-units; 0 where nothing was posted."""
         return int(self.one("SELECT amount_micro FROM balances WHERE account = ?", account) or 0)
 
     def rows(self, table: str, columns: Iterable[str]) -> Iterator[tuple[Any, ...]]:

@@ -41,7 +41,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class _TrimmedWallets:
-    """What wallets left of the offers, as the log says."""
+    """The offers as trimmed to the sellers' wallets, read from the log instead of computed."""
 
     trimmed: Mapping[str, float]
 
@@ -123,7 +123,10 @@ def _check(round_id: str, entries: Sequence[Entry], keys: Mapping[str, str | Non
 def _standing(
     round_id: str, entries: Sequence[Entry], keys: Mapping[str, str | None], problems: list[str]
 ) -> StandingBids:
-    """The bids that count, by the entries: the last of each seller, opened where its bidder sealed it."""
+    """The bids that count according to the entries: the last of each seller, with its numbers revealed.
+
+    Signatures and commitments that do not fit their bid are added to `problems`.
+    """
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     for one in entries:
         fields = one.fields()

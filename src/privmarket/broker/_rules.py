@@ -33,7 +33,8 @@ from privmarket.market._outcome import Outcome
 from privmarket.mechanisms import mechanism, mechanism_names
 
 MakeMechanism = Callable[..., Mechanism]
-# (rule, version) → what made it. Whoever changes what a rule does raises its version and leaves the old one here.
+# (rule, version) → the function that built it. Whoever changes what a rule does raises its version and keeps the
+# function of the old version here.
 RETIRED: dict[tuple[str, str], MakeMechanism] = {}
 _PROBES = ((5, 1.0), (12, 4.0), (40, 9.0))  # bidders, budget
 _SIMPLE = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -46,7 +47,7 @@ class BrokenPromiseError(PrivmarketError):
 
 
 class Guarded(Mechanism):
-    """The same rule, whose outcome is checked against its own declaration before anyone sees it."""
+    """A rule whose every outcome is checked against the guarantees that it declares, before it is returned."""
 
     def __init__(self, mechanism: Mechanism) -> None:
         self._rule = mechanism
@@ -55,7 +56,11 @@ class Guarded(Mechanism):
         self.guarantees = mechanism.guarantees
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
-        """The rule's outcome, if it keeps every promise that can be read off it."""
+        """The rule's outcome.
+
+        Raises:
+            BrokenPromiseError: the outcome breaks a declared guarantee that can be checked on a single outcome.
+        """
         outcome = self._rule.run(bids, budget[..., 0])
         for promise in self.guarantees:
             if isinstance(promise, OutcomeGuarantee):
@@ -69,7 +74,10 @@ class Guarded(Mechanism):
 
 
 def version_of(mechanism: Mechanism) -> str:
-    """NAME/VERSION+DIGEST: of its outcomes on the probe markets, to nine digits."""
+    """A rule's version as NAME/VERSION+DIGEST.
+
+    The digest is of its outcomes on the probe markets, rounded to nine significant digits.
+    """
     seen = hashlib.sha256()
     for n, budget in _PROBES:
         rng = np.random.default_rng(n)
@@ -89,7 +97,7 @@ def version_of(mechanism: Mechanism) -> str:
 
 
 def as_recorded(make: MakeMechanism, name: str, recorded: str) -> MakeMechanism:
-    """What makes a rule in the version that a round recorded: a retired form where there is one, else `make`."""
+    """What builds a rule in the version that a round recorded: a function of `RETIRED` if listed, else `make`."""
     version = recorded.rpartition("/")[2].partition("+")[0]
     return RETIRED.get((name, version), make)
 
@@ -97,7 +105,7 @@ def as_recorded(make: MakeMechanism, name: str, recorded: str) -> MakeMechanism:
 @lru_cache(maxsize=64)
 def describe(name: str) -> RuleAnswer:
     """A rule for people who choose one: what it promises, what to beware of, which settings it takes."""
-    promises = mechanism(name).guarantees  # of learned rules, those that their weights were measured to keep
+    promises = mechanism(name).guarantees  # for learned rules, those measured for their weights
     warnings = []
     if not any(isinstance(one, BudgetFeasible) for one in promises):
         warnings.append(
@@ -117,7 +125,10 @@ def describe(name: str) -> RuleAnswer:
 
 @lru_cache(maxsize=64)
 def settings_of(name: str) -> Mapping[str, tuple[str, SettingValue]]:
-    """setting → (JSON type, default) of a rule. Files and objects are no settings of a task."""
+    """The settings of a rule that a task may give: name → (JSON type, default).
+
+    Only numbers and Booleans are included; parameters that are files or objects are left out.
+    """
     build = type(mechanism(name))
     hints = typing.get_type_hints(build.__init__)
     found = {}
@@ -131,7 +142,12 @@ def settings_of(name: str) -> Mapping[str, tuple[str, SettingValue]]:
 
 
 def check(name: str, settings: Mapping[str, object]) -> None:
-    """Refuses a rule that is not registered, and settings that it does not take or of another type."""
+    """Checks that a rule is registered and takes these settings.
+
+    Raises:
+        UnknownNameError: there is no rule of that name.
+        BrokerError: the rule does not take one of the settings, or takes it as another type.
+    """
     if name not in mechanism_names():
         raise UnknownNameError(f"unknown mechanism {name!r}", f"choose one of: {', '.join(mechanism_names())}")
     allowed = settings_of(name)

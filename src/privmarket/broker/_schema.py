@@ -51,11 +51,11 @@ _RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
 
 def _columns(row: type[Row], key: str = "", **options: dict[str, bool]) -> Iterable[Column[Any]]:
-    """A column for each field of a row: its type, whether it may be empty, and what it begins with.
+    """A column for each field of a row, with the field's type and default; optional fields may be null.
 
     Args:
-        key: the column that is the primary key, where one column is.
-        options: what else SQLAlchemy is told about a column, such as an index.
+        key: the column that is the primary key, if a single column is.
+        options: column → further arguments for SQLAlchemy, such as an index.
     """
     hints = get_type_hints(row, include_extras=True)
     for name, info in row.model_fields.items():
@@ -64,7 +64,7 @@ def _columns(row: type[Row], key: str = "", **options: dict[str, bool]) -> Itera
         may_be_empty = len(parts) != len(get_args(hint))
         kind, marks = _bare(parts[0] if may_be_empty else hint)
         more: dict[str, Any] = dict(options.get(name, {}))
-        # What a row of its own begins with; what a form leaves out is filled in by the form.
+        # Only defaults that the row declares itself: fields of a form were filled in when the form was read.
         if name in row.__annotations__ and info.default not in (PydanticUndefined, None):
             more["default"] = info.default
         if name == key:
@@ -76,12 +76,12 @@ def _columns(row: type[Row], key: str = "", **options: dict[str, bool]) -> Itera
 
 
 def _bare(hint: Any) -> tuple[type, tuple[object, ...]]:
-    """A field's plain type, and what is noted beside it."""
+    """A field's plain type, and the annotations beside it, such as `Width`."""
     marks: tuple[object, ...] = ()
     while hasattr(hint, "__metadata__"):
         marks += hint.__metadata__
         hint = hint.__origin__
-    if not isinstance(hint, type):  # one of several words
+    if not isinstance(hint, type):  # a Literal: its values have one type
         hint = type(get_args(hint)[0])
     return hint, marks
 
@@ -114,7 +114,7 @@ log = Table(
     Column("answer", Text),
     Column("hash", String(64), nullable=False),
     Index("log_of_kind", "kind", "seq"),
-    # Who asks for the entries in their name, or of a round, must not wait for a walk through the whole log.
+    # With these, the entries of one party or one round are found without reading the whole log.
     Index("log_of_actor", "actor", "seq"),
     Index("log_of_subject", "subject", "seq"),
     Index("log_of_key", "key_hash", "actor", unique=True),
@@ -131,9 +131,9 @@ head = Table(
     Column("at_ms", BigInteger, nullable=False),
     Column("frontier", Text, nullable=False),
     Column("signature", String(128), nullable=False),
-    # The key that signs: a broker with another one does not write.
+    # The public key that signs; a broker with another key refuses to write.
     Column("signed_by", String(64), nullable=False),
-    # Whether the last broker closed the file in order: a copy of an unclean file needs its WAL.
+    # Whether the last broker shut down cleanly. If not, a copy of the SQLite file also needs its write-ahead log.
     Column("clean", Boolean, nullable=False),
 )
 
@@ -146,7 +146,7 @@ tiles = Table(
     PrimaryKeyConstraint("level", "place"),
 )
 
-# Beside the log: erased on request, bound to it by a salted hash.
+# Not in the log, so that a name can be erased on request. The log holds a salted hash of each name.
 names = Table(
     "names",
     metadata,
@@ -189,7 +189,7 @@ bids = Table(
     metadata,
     *_columns(BidRow),
     PrimaryKeyConstraint("round_id", "seller_id"),
-    sqlite_with_rowid=False,  # the key is the row's place: one page to flush instead of two
+    sqlite_with_rowid=False,  # rows are stored under their key: a write changes one page instead of two
 )
 
 awards = Table(
@@ -220,7 +220,7 @@ postings = Table(
     Index("postings_of_account", "account", "seq", "amount_micro"),
 )
 
-# Beside the log: keys of sealed updates, wrapped with the broker's own, until their round is settled.
+# Not in the log: keys of sealed updates until their round is settled, encrypted with a secret of the broker.
 sealed_keys = Table(
     "sealed_keys",
     metadata,
@@ -230,7 +230,7 @@ sealed_keys = Table(
     PrimaryKeyConstraint("round_id", "seller_id"),
 )
 
-# Beside the log: witnesses' signatures over its heads. They have no effect on any party.
+# Not in the log: witnesses' signatures over its heads. No step of the market depends on them.
 cosignatures = Table(
     "cosignatures",
     metadata,
@@ -288,7 +288,7 @@ def find_round(connection: Connection, round_id: str) -> RoundRow | None:
 
 
 def round_and_task(connection: Connection, round_id: str) -> tuple[RoundRow, TaskRow]:
-    """A round and its task; raises `NotFoundError`."""
+    """A round and its task; raises `NotFoundError` where there is no such round."""
     found = find_round(connection, round_id)
     task = None if found is None else find_task(connection, found.task_id)
     if found is None or task is None:
@@ -302,7 +302,7 @@ def awards_of(connection: Connection, round_id: str) -> list[AwardRow]:
 
 
 def award_of(connection: Connection, round_id: str, seller_id: str) -> AwardRow:
-    """A seller's award in a round; raises `NotFoundError`."""
+    """A seller's award in a round; raises `NotFoundError` where there is none."""
     rows = sql.run(connection, f"{_AWARDS} AND seller_id = ?", round_id, seller_id)
     if not rows:
         raise no_award(round_id, seller_id)
@@ -310,12 +310,12 @@ def award_of(connection: Connection, round_id: str, seller_id: str) -> AwardRow:
 
 
 def no_award(round_id: str, seller_id: str) -> NotFoundError:
-    """The error for somebody who sold nothing."""
+    """The error for a seller that sold nothing in a round."""
     return NotFoundError(f"{seller_id} sold nothing in round {round_id}", "only sellers with an award deliver")
 
 
 class InState(Protocol):
-    """A round, as far as its state goes."""
+    """Anything that has the id and the state of a round, such as a `RoundRow`."""
 
     @property
     def id(self) -> str:
@@ -327,6 +327,6 @@ class InState(Protocol):
 
 
 def require_state(round_: InState, *states: str) -> None:
-    """Refuses a step that the round's state does not allow."""
+    """Raises `ConflictError` unless the round is in one of the states."""
     if round_.state not in states:
         raise ConflictError(f"round {round_.id} is {round_.state}", f"it must be {' or '.join(states)} for that")

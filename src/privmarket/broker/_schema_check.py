@@ -27,9 +27,10 @@ _VERSION_TABLE = f"CREATE TABLE {_VERSIONS} (version_num VARCHAR(32) NOT NULL PR
 
 
 def schema_differences(connection: Connection) -> Iterator[tuple[str, str]]:
-    """What does not belong in the database, or is not as it was made: (what it concerns, what is wrong).
+    """Differences of a database's schema from that of this version, each as (extension, description).
 
-    The first part is empty, or names an extension of PostgreSQL, which an auditor may know.
+    `extension` names a PostgreSQL extension that is installed, so that an auditor who knows it can accept it; it is
+    empty for all other differences.
     """
     if connection.dialect.name == "sqlite":
         yield from (("", text) for text in _of_sqlite(connection))
@@ -59,7 +60,7 @@ def _objects(rows: list[sql.Values]) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def _plain(text: object) -> str:
-    """The text of a statement without what does not matter: spaces and quotes around names."""
+    """The text of a statement without needless spaces and without quotes around names."""
     return re.sub(r"\s*([(),])\s*", r"\1", " ".join(str(text or "").replace('"', "").split()))
 
 
@@ -85,7 +86,7 @@ _EXTENDED = (
     "NOT EXISTS (SELECT 1 FROM pg_catalog.pg_depend d WHERE d.classid = '{catalog}'::pg_catalog.regclass "
     "AND d.objid = o.oid AND d.deptype = 'e')"
 )
-# catalog → (column of the name, further condition): objects that somebody made and that a broker has none of.
+# catalog → (column of the name, further condition, kind): objects of which a broker's database has none.
 _FOREIGN = {
     "pg_catalog.pg_proc": ("proname", "TRUE", "function"),
     "pg_catalog.pg_operator": ("oprname", "TRUE", "operator"),

@@ -5,8 +5,9 @@ when it claims its delivery. The log has the digests of the ciphertext and of th
 the key of every paid update is written into the log, where its buyer reads it, and the others are destroyed. In a
 dispute the arbiter may ask for the key, and the log shows that it did.
 
-The cipher is ChaCha20-Poly1305 under a key that is used once. Until its round is settled a key stays beside the
-log, wrapped with a secret of the broker's signing key (`Vault`): a holder of the database alone cannot read it.
+The cipher is ChaCha20-Poly1305 under a key that is used once. Until its round is settled, a key is kept outside the
+log, encrypted with a secret derived from the broker's signing key (`Vault`), so that nobody can read it with the
+database alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def seal(update: bytes) -> SealedUpdate:
 
 
 def unseal(ciphertext: bytes, key: str) -> bytes:
-    """The update; refuses a ciphertext that this key did not make."""
+    """Decrypts an update; raises `BrokerError` if the ciphertext was not made with this key."""
     try:
         return ChaCha20Poly1305(bytes.fromhex(key)).decrypt(_NONCE, ciphertext, None)
     except (InvalidTag, ValueError):
@@ -55,7 +56,7 @@ def unseal(ciphertext: bytes, key: str) -> bytes:
 
 
 def key_digest(key: str) -> str:
-    """What the claim says of a key: the SHA-256 of its 32 bytes."""
+    """The digest of a key that a claim states: the SHA-256 of its 32 bytes."""
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()
 
 
@@ -63,19 +64,19 @@ def key_digest(key: str) -> str:
 
 
 class Vault:
-    """Keys that were left with the broker, in the table `sealed_keys`."""
+    """The keys that sellers deposited with the broker, in the table `sealed_keys`."""
 
     def __init__(self, connection: Connection, key: SigningKey | None) -> None:
-        """`key`: the broker's; without one, keys are stored as they are."""
+        """`key`: the broker's signing key; without one, the sellers' keys are stored unencrypted."""
         self._connection, self._key = connection, key
 
     @cached_property
     def _wrapping(self) -> ChaCha20Poly1305 | None:
-        """Made when it is first needed: most writes need none, and it costs as much as a look into the database."""
+        """The cipher for stored keys. Made on first use: few writes need it, and it costs as much as a query."""
         return None if self._key is None else ChaCha20Poly1305(self._key.secret("deliveries"))
 
     def put(self, round_id: str, seller_id: str, key: str) -> None:
-        """Keeps a seller's key."""
+        """Stores a seller's key, encrypted if the broker has a signing key."""
         if self._wrapping is not None:
             nonce = secrets.token_bytes(12)
             key = (nonce + self._wrapping.encrypt(nonce, bytes.fromhex(key), _place(round_id, seller_id))).hex()
@@ -83,7 +84,7 @@ class Vault:
         sql.run(self._connection, insert, round_id, seller_id, key)
 
     def of_round(self, round_id: str) -> dict[str, str]:
-        """Seller → its key; those that this broker's key cannot unwrap are missing."""
+        """Seller → its key; keys that cannot be decrypted with this broker's key are missing."""
         query = "SELECT seller_id, wrapped FROM sealed_keys WHERE round_id = ?"
         found = {}
         for seller_id, wrapped in sql.run(self._connection, query, round_id):
@@ -97,7 +98,7 @@ class Vault:
         return found
 
     def rewrap(self, new: SigningKey) -> None:
-        """Wraps all keys with another key of the broker, which takes over.
+        """Encrypts all stored keys again, for a new signing key of the broker that replaces the present one.
 
         Raises:
             BrokerError: one of them cannot be unwrapped with the present key.
@@ -118,14 +119,14 @@ class Vault:
                 other.put(round_id, seller, key)
 
     def replace(self, round_id: str, seller_id: str, key: str) -> None:
-        """Keeps a seller's key in place of one that cannot be unwrapped any more."""
+        """Stores a seller's key in place of one that cannot be decrypted any more."""
         sql.run(
             self._connection, "DELETE FROM sealed_keys WHERE round_id = ? AND seller_id = ?", round_id, seller_id
         )
         self.put(round_id, seller_id, key)
 
     def destroy(self, round_id: str) -> None:
-        """Forgets the keys of a round that is settled."""
+        """Deletes the keys of a round that is settled."""
         sql.run(self._connection, "DELETE FROM sealed_keys WHERE round_id = ?", round_id)
 
 

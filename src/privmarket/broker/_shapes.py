@@ -25,7 +25,7 @@ from privmarket.rounds import Offer
 
 @dataclass(frozen=True)
 class Width:
-    """How wide the column of a text is; without it a text may be of any length."""
+    """The most characters of a text's column; without it, a text may be of any length."""
 
     characters: int
 
@@ -35,11 +35,12 @@ class Small:
     """A whole number for which 32 bits are enough."""
 
 
-MONEY_LIMIT_MICRO = 10**15  # the most of any amount
-YEAR_SECONDS = 366 * 24 * 3600  # the longest that anything may last
+MONEY_LIMIT_MICRO = 10**15  # the largest amount that is accepted
+YEAR_SECONDS = 366 * 24 * 3600  # the longest duration that is accepted
 TITLE_LENGTH = 120
 SAMPLING_RATE_LEAST = 1e-6  # one record in a million; below, float64 loses the digits of the noise
-# Narrower than a plan's δ: strangers choose it, and beyond these limits a promise means nothing or costs hours.
+# Narrower than the limits of a plan's δ, since strangers choose it here: a larger δ promises nothing, and the noise
+# for a smaller one may take hours to compute.
 _DELTA_LEAST, _DELTA_MOST = 1e-12, 0.5
 IDENTIFIER = r"^[a-z0-9-]+$"
 PRINTS = r"^[^\x00-\x1f\x7f]*$"
@@ -64,13 +65,13 @@ Delivery = Annotated[Literal["open", "sealed"], Width(10)]
 
 
 class Form(BaseModel):
-    """What may be sent. Unknown fields are refused."""
+    """Base class of what a caller may send. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Row(BaseModel):
-    """What is stored, a column for each field."""
+    """Base class of what is stored, with a column for each field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,7 +82,7 @@ class Row(BaseModel):
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
-        """A row as a database gives it. It is not checked again; that is for `broker verify`."""
+        """A row from the values that a database returned. They are not validated; `broker verify` does that."""
         fields = dict(zip(cls.model_fields, values, strict=True))
         for name in _truths(cls):  # SQLite has no Booleans of its own
             fields[name] = None if fields[name] is None else bool(fields[name])
@@ -95,7 +96,7 @@ def _truths(row: type[Row]) -> tuple[str, ...]:
 
 
 def example(**fields: Any) -> ConfigDict:
-    """The configuration of a form with an example for its description."""
+    """The pydantic configuration of a form, with an example that the API's description shows."""
     return ConfigDict(extra="forbid", json_schema_extra={"examples": [fields]})
 
 
@@ -103,7 +104,7 @@ Shape = TypeVar("Shape", bound=Form)
 
 
 def checked(form: type[Shape], given: Mapping[str, object]) -> Shape:
-    """A form from fields by name, each of exactly its type; a whole number also where a float is wanted.
+    """A form from fields by name. Each value must have exactly its field's type; for a float, an integer will do.
 
     Raises:
         BrokerError: a field is unknown, missing, or beyond its limits.
@@ -119,7 +120,7 @@ def checked(form: type[Shape], given: Mapping[str, object]) -> Shape:
         if first["type"] == "missing":
             raise BrokerError(f"{name} is missing", f"give {name}") from None
         remedy = _remedy(first["msg"], first.get("ctx", {}))
-        # What stands inside a field is not repeated: it may be a path, or a page of text.
+        # A value nested inside a field is not shown: it may be a path, or a page of text.
         shown = _short(first["input"]) if len(first["loc"]) == 1 else "of another kind"
         raise BrokerError(f"{name} is {shown}", remedy) from None
 
@@ -150,7 +151,7 @@ class WalletForm(Form):
 
 
 class _Account(BaseModel):
-    """What a party brings. Sellers bring a wallet; who brings a key signs with it."""
+    """What a party gives when it registers. Sellers give a wallet; a party that wants to sign gives a key."""
 
     role: Role
     public_key: Digest | None = None
@@ -227,7 +228,7 @@ class _PayoutPlace(Row):
 class PayoutRow(PayoutForm, _PayoutPlace):
     """What a party asked to be paid out; `seq` is the entry that asked, `paid_seq` the one that paid it."""
 
-    # Of the party's own making where it signs: one signed request is one payout.
+    # Chosen by the party if it signs, so that one signed request gives one payout only.
     nonce: Nonce | None
     paid_seq: int | None
 
@@ -260,7 +261,7 @@ class TaskForm(Form):
         Field(default_factory=dict, max_length=20),
     ]
     budget_micro: Money = Field(description="Money per round.")
-    # A plan has 200 rounds, one training; a task is one round unless its buyer wants more.
+    # A plan has 200 rounds, a whole training; a task has one round unless its buyer asks for more.
     rounds: Annotated[int, Field(ge=1, le=100_000), Small()] = Field(
         1, description="How many rounds may be opened."
     )
@@ -323,12 +324,12 @@ class TaskRow(TaskForm, _TaskOwner):
     """A published task; `settings` is JSON text."""
 
     settings: str  # type: ignore[assignment]
-    # Of the buyer's own making where it signs: one signed task is one task.
+    # Chosen by the buyer if it signs, so that a signed task is published once only.
     nonce: Nonce | None
     created_ms: int
 
     def answer(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """The task as the API shows it: without the nonce, and with `settings` parsed."""
         return {**self.model_dump(exclude={"nonce"}), "settings": json.loads(self.settings)}
 
 
@@ -350,18 +351,18 @@ class RoundRow(Row):
     dispute_deadline_ms: int | None
     ruling_deadline_ms: int | None
     ended_ms: int | None
-    # Sellers that bid, also while bids come in: a page that counted them anew would take longer with each.
+    # How many sellers bid, updated with each bid, so that a page need not count the bids each time.
     bids: Count = 0
     revealed: Count = 0
     sellers: Count = 0
     awarded_micro: int = 0
     paid_micro: int = 0
     total_epsilon: float = 0.0
-    # The most that anybody was paid per unit of ε: what a losing seller compares its price with.
+    # The highest payment per unit of ε; a losing seller can compare its price with it.
     top_price: float | None
     # What the buyer reports of its model after the round.
     model_accuracy: float | None
-    # Orders equal bids; drawn from all bids' nonces when the auction is held.
+    # Decides the order of equal bids; derived from the nonces of all bids when the auction is held.
     seed: int | None
     fault: str | None
 
@@ -438,7 +439,7 @@ class _BidPlace(Row):
 class BidRow(_Offered, _BidPlace):
     """A bid; its numbers and nonce are None until it is revealed where the bidder seals."""
 
-    # The offer after the wallet was looked at in the auction; None where it left the offer alone.
+    # The offer as the auction trimmed it to the seller's wallet; None where the whole offer fitted.
     trimmed_epsilon: float | None
     created_ms: int
 
@@ -474,7 +475,7 @@ class AwardRow(Row):
     fault: str | None
     dispute: str | None
     ruling: bool | None
-    # What the wallet holds: reserved by the auction, then charged (an update was announced) or void (none was).
+    # How the sale counts in the wallet: reserved by the auction, then charged (a delivery was claimed) or void.
     charge: Word
     # The log entry that charged the wallet, or freed it.
     settled_seq: int | None

@@ -52,7 +52,7 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> SigningKey:
-        """A fresh one."""
+        """A new random key."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
@@ -62,7 +62,7 @@ class SigningKey:
 
     @classmethod
     def read(cls, path: str | Path) -> SigningKey:
-        """From a file that `write` made."""
+        """Reads a key from a file that `write` made."""
         try:
             key = serialization.load_pem_private_key(Path(path).read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
@@ -75,7 +75,7 @@ class SigningKey:
         return cls(key)
 
     def write(self, path: str | Path) -> None:
-        """To a new file, readable by its owner only; an existing file is never overwritten."""
+        """Writes the key to a new file that only its owner may read; an existing file is never overwritten."""
         pem = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -89,7 +89,7 @@ class SigningKey:
         return self._key.sign(message).hex()
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes that only the holder of this key can make, another for each purpose."""
+        """32 secret bytes derived from this key, different for each purpose."""
         raw = self._key.private_bytes(
             serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
         )
@@ -97,7 +97,7 @@ class SigningKey:
 
 
 _FIELD = 2**255 - 19
-# y of the points of order 1, 2, 4 and 8: for these anybody can make signatures.
+# The y coordinates of the points of order 1, 2, 4 and 8: for these public keys anybody can make signatures.
 _SMALL_ORDER = (
     0,
     1,
@@ -146,7 +146,7 @@ def bid_message(round_id: str, seller_id: str, committed: str) -> bytes:
 
 
 def key_message(party_id: str, public_key: str, signs: str) -> bytes:
-    """What a party signs, with the key that it has, to change to another, and to say what that one signs."""
+    """What a party signs with its present key to replace that key, and to state what the new key will sign."""
     return f"privmarket key v1\n{party_id}\n{public_key}\n{signs}\n".encode()
 
 
@@ -159,15 +159,15 @@ def statement_message(kind: str, party_id: str, about: str, said: Mapping[str, o
     """What a party signs to make a statement: publish a task, claim a delivery, give a receipt, rule.
 
     Args:
-        kind: of the log entry that the statement becomes, such as "delivery.claimed".
+        kind: the kind of log entry that the statement becomes, such as "delivery.claimed".
         about: the round, task or party that the statement is about; "new" for a task.
-        said: what is stated, by name. Numbers are part of the text that is hashed: 1.0 is not 1.
+        said: what is stated, by name. It is hashed as JSON text, in which 1.0 and 1 differ.
     """
     return f"privmarket statement v1\n{kind}\n{party_id}\n{about}\n{digest(said)}\n".encode()
 
 
 def log_key_message(log_id: str, old: str, new: str) -> bytes:
-    """What both keys sign where another key takes over the signing of a log."""
+    """What the old and the new key both sign when the new one takes over the signing of a log."""
     return f"privmarket log key v1\n{log_id}\n{old}\n{new}\n".encode()
 
 
@@ -201,7 +201,7 @@ class Head(NamedTuple):
         return f"{self.origin}\n{self.size}\n{root}\nat_ms {self.at_ms}\n"
 
     def message(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed: the checkpoint's text."""
         return self.text().encode()
 
     def shown_message(self, now_ms: int) -> bytes:
@@ -209,7 +209,7 @@ class Head(NamedTuple):
         return f"privmarket newest v1\n{self.log_id}\n{self.size}\n{self.root}\n{now_ms}\n".encode()
 
     def signed(self, key: SigningKey | None) -> Head:
-        """The same with a signature."""
+        """The same head with a signature by the key; unchanged where there is no key."""
         return self if key is None else self._replace(signature=key.sign(self.message()))
 
     def is_signed_by(self, public: str) -> bool:
@@ -217,12 +217,12 @@ class Head(NamedTuple):
         return is_signed(public, self.message(), self.signature)
 
     def header(self) -> str:
-        """One line for an HTTP header."""
+        """The head as one line, for an HTTP header."""
         return f"{self.log_id} {self.size} {self.root} {self.at_ms} {self.signature}"
 
     @classmethod
     def parse(cls, line: str) -> Head:
-        """From that line."""
+        """Reads the line that `header` makes; raises `BrokerError` if it is not one."""
         parts = line.split(" ")
         if len(parts) != 5 or not (parts[1].isdigit() and parts[3].isdigit()):
             raise BrokerError("that is not the head of a log", "a head is: log size root milliseconds signature")
@@ -238,11 +238,11 @@ _DASH = "\u2014"
 
 
 class Cosignature(NamedTuple):
-    """A witness's signature that it saw this head, and that it continues all heads that it saw before.
+    """A witness's signature under a head that it saw, and that continues all heads that it saw before.
 
     Attributes:
         witness: its name, without spaces.
-        seconds: when, since 1970, by the witness's clock.
+        seconds: when it signed, since 1970, by the witness's clock.
     """
 
     witness: str

@@ -1,7 +1,7 @@
 """Plain SQL on the driver's own cursor, for the few statements that every write or every bid runs.
 
 Building and compiling a statement object costs SQLAlchemy up to a hundred times what SQLite needs to run it. These
-statements are few, fixed, and the same on SQLite and PostgreSQL but for the mark of a parameter.
+statements are few, fixed, and the same on SQLite and PostgreSQL except for how a parameter is marked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Values = tuple[Any, ...]  # of one row, in the order of the statement
 
 
 def run(connection: Connection, statement: str, *parameters: object) -> list[Values]:
-    """The rows of one statement. Parameters are marked `?`; for a list write `(?*)`, it may not be empty."""
+    """Runs one statement and returns its rows. A parameter is marked `?`, a list `(?*)`; no list may be empty."""
     lengths: tuple[int, ...] = ()
     if "?*" in statement:
         lengths = tuple(len(value) for value in parameters if isinstance(value, list))
@@ -42,7 +42,7 @@ def stream(connection: Connection, statement: str, *parameters: object) -> Itera
     text = _in_dialect(statement, (), connection.dialect.name)
     if connection.dialect.name == "sqlite":
         cursor = hook_cursor
-    else:  # one that the server keeps; a plain one would bring all rows at once
+    else:  # a server-side cursor; a plain one would fetch all rows at once
         hook_cursor.close()
         cursor = connection.connection.cursor(name="privmarket_stream")
     cursor.execute(text, parameters)
@@ -54,10 +54,10 @@ def stream(connection: Connection, statement: str, *parameters: object) -> Itera
 
 
 def run_many(connection: Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """The same statement for every row of parameters. PostgreSQL takes many plain inserts as one COPY.
+    """Runs the same statement for every row of parameters. On PostgreSQL, many plain inserts are sent as one COPY.
 
-    Few rows go to PostgreSQL one by one: psycopg's `executemany` opens a pipeline, and PostgreSQL does not end a
-    transaction whose broker stands still between two messages of one, so that every other broker would wait for it.
+    Few rows are sent to PostgreSQL one by one, because psycopg's `executemany` opens a pipeline. If a broker hangs
+    between two messages of a pipeline, PostgreSQL does not end its transaction, and every other broker has to wait.
     """
     if not rows:
         return

@@ -22,8 +22,8 @@ from privmarket.broker._shapes import Digest, Form, Identifier, Nonce, PartyRow,
 from privmarket.broker._signatures import is_signed, statement_message
 
 SIGNS = ("nothing", "bids", "everything")
-Fields = Mapping[str, Any]  # of an entry
-Said = dict[str, Any]
+Fields = Mapping[str, Any]  # of a log entry, by name
+Said = dict[str, Any]  # the fields that are signed, by name
 
 
 class TaskSaid(BaseModel):
@@ -39,7 +39,7 @@ class OpenedSaid(Form):
 
 
 class ClosedSaid(Form):
-    """The end of bidding; nothing more is said."""
+    """The end of bidding; it has no fields."""
 
 
 class ReasonSaid(Form):
@@ -69,7 +69,7 @@ class ProgressSaid(Form):
 
 
 class PayoutSaid(PayoutForm):
-    """Money of one's account that one wants paid out; one nonce, one payout."""
+    """A request for a payout. Its nonce is used once, so that one signed request gives one payout only."""
 
     nonce: Nonce
 
@@ -78,8 +78,8 @@ class Statement(NamedTuple):
     """A kind of statement.
 
     Attributes:
-        form: what is said.
-        of_entry: what the statement was about and what was said, from the entry's subject and fields.
+        form: the fields that are signed.
+        of_entry: from an entry's subject and fields, what the statement is about and the fields that were signed.
     """
 
     form: type[BaseModel]
@@ -87,7 +87,10 @@ class Statement(NamedTuple):
 
 
 def _fields(form: type[BaseModel], **stored_as: str) -> Statement:
-    """A statement about its entry's subject, whose fields stand in the entry, some under other names."""
+    """A kind of statement about its entry's subject, whose fields are in the entry, some under another name.
+
+    `stored_as` maps such a field to its name in the entry.
+    """
     names = {name: stored_as.get(name, name) for name in form.model_fields}
     return Statement(form, lambda subject, fields: (subject, {said: fields.get(at) for said, at in names.items()}))
 
@@ -123,7 +126,7 @@ assert tuple(STATEMENTS) == get_args(Kind)
 
 
 def read_said(kind: str, said: Fields) -> Any:
-    """What is said, in the form of its kind; raises `BrokerError` where it has another."""
+    """The fields of a statement, validated by the form of its kind; raises `BrokerError` where they do not fit."""
     form = STATEMENTS[kind].form
     try:
         return form.model_validate(dict(said), strict=True)
@@ -143,10 +146,11 @@ def is_stated(party: PartyRow, kind: str, subject: str, fields: Fields) -> bool:
 def countersigned(
     connection: Connection, party_id: str, kind: str, subject: str, fields: Fields, signature: str | None
 ) -> Said:
-    """The fields of an entry with its party's signature, where that party signs everything.
+    """The fields of an entry, with the party's signature added if that party signs everything.
 
     Raises:
-        ForbiddenError: the signature is missing, or not over these fields.
+        ForbiddenError: the party signs everything, and the signature is missing or not over these fields.
+        NotFoundError: there is no such party.
     """
     party = find_party(connection, party_id)
     if party is None:

@@ -51,9 +51,9 @@ class Verdict:
     """What was found. Everything agrees where `differences` is empty.
 
     Attributes:
-        accepted: findings that the auditor named as looked into.
-        unused: names that were to be accepted and did not occur.
-        entries: of the log; `since` of them were checked before, up to the checkpoint.
+        accepted: findings that occurred and that the auditor had accepted by name.
+        unused: names that the auditor accepted and that did not occur.
+        entries: how many the log has; `since` of them were checked before, up to the checkpoint.
     """
 
     differences: tuple[str, ...]
@@ -67,7 +67,7 @@ class Verdict:
 
     @property
     def difference(self) -> str | None:
-        """The first difference."""
+        """The first difference; None if there is none."""
         return self.differences[0] if self.differences else None
 
 
@@ -89,11 +89,11 @@ def verify(
     checkpoint: Path | None = None,
     auditor: SigningKey | None = None,
 ) -> Verdict:
-    """The whole check, in memory that does not grow with the log.
+    """Checks log, tables and schema, in memory that does not grow with the log.
 
     Args:
-        expected_head: one noted earlier, SIZE:ROOT: the log must still contain it.
-        public_key: of the broker, learnt elsewhere; the log must announce it.
+        expected_head: a head noted earlier, as SIZE:ROOT; the log must still contain it.
+        public_key: the broker's key, learnt elsewhere; the log must announce it.
         accept: findings that the auditor has looked into, by the names that differences give.
         witnessed: what a witness saw, and when: entries must not be dated before they could have been made.
         checkpoint: where the state of a clean check is kept; the next one reads only what came after it. Tables and
@@ -135,7 +135,7 @@ def _wanted(expected: str | None) -> tuple[int, str] | None:
 
 
 class _Check:
-    """One verification: the market as the log gives it, beside what is stored."""
+    """One verification: compares the market that follows from the log with what is stored."""
 
     def __init__(self, broker: Broker, rules: EntryRules, market: RebuiltMarket) -> None:
         self.broker = broker
@@ -155,7 +155,7 @@ class _Check:
         public_key: str | None,
         witnessed: Sequence[SeenHead],
     ) -> None:
-        """Everything, in one snapshot."""
+        """Runs all checks on one snapshot of the database."""
         for extension, text in schema_differences(connection):
             if extension:
                 self.rules.finding("extension", extension, text)
@@ -202,7 +202,7 @@ class _Check:
     # ---- a checkpoint -----------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Notes beside the tables what else the next check needs to go on from here."""
+        """Stores in the scratch database what the next check needs, besides the tables, to go on from here."""
         self.market.note(
             frontier=self.frontier.dump(),
             at_ms=str(self.at_ms),
@@ -226,11 +226,11 @@ class _Check:
     # ---- the log ----------------------------------------------------------------------------------------
 
     def _contains(self, connection: Connection, wanted: tuple[int, str]) -> None:
-        """Whether the log begins with a head that was noted earlier, by the hashes that are stored."""
+        """Checks, by the stored hashes, that the log still begins with a head that was noted earlier."""
         size, root = wanted
         head = log.read_head(connection)
         if not 0 < size <= head.size:
-            return  # said at the end
+            return  # `run` reports it at the end
         try:
             path = merkle.consistency_proof(log.Stored(connection), size, head.size)
             holds = merkle.extends(size, bytes.fromhex(root), head.size, bytes.fromhex(head.root), path)
@@ -240,7 +240,7 @@ class _Check:
             self.say(f"log: the head {size}:{root} noted earlier is gone: the log was rewritten or cut")
 
     def _log(self, connection: Connection, seen: dict[int, SeenHead]) -> None:
-        """Walks the log once: hashes, times, rules, and the tables that it gives."""
+        """Reads the log once: checks hashes, times and rules, and rebuilds the tables that follow from it."""
         latest = self.broker.database.now_ms() + CLOCK_SKEW_MS
         for entry, stored in log.entries(connection, self.since):
             where = f"log entry {entry.seq} ({entry.kind} of {entry.subject})"
@@ -295,7 +295,7 @@ class _Check:
             self.say("head: it is that of another log")
 
     def _keys(self, public_key: str | None) -> None:
-        """The key that the auditor has, or learnt, is the one that the log announces."""
+        """Checks this process's key against the log's newest, and the auditor's against all that it announced."""
         own = self.broker.database.key
         if own is not None and own.public != self.rules.public_key:
             self.say(f"log: it announces the key {self.rules.public_key[:16]}…, yours is {own.public[:16]}…")
@@ -305,11 +305,11 @@ class _Check:
     # ---- the tables -------------------------------------------------------------------------------------
 
     def _compare(self, connection: Connection, table: Table) -> None:
-        """Every column of every stored row against what the log gives, and what the log gives and nobody stored."""
+        """Compares stored rows with the log, column by column, and reports rows that only one of the two has."""
         columns = [column.name for column in table.c]
         places = [columns.index(column.name) for column in table.primary_key]
         is_sqlite = connection.dialect.name == "sqlite"
-        # SQLite has no booleans: there the numbers themselves are compared, so that a 2 is no true.
+        # SQLite has no booleans: there the numbers themselves are compared, so that a 2 does not pass for true.
         as_boolean = [not is_sqlite and isinstance(column.type, Boolean) for column in table.c]
         given_rows = (
             tuple(bool(v) if b and v is not None else v for v, b in zip(row, as_boolean, strict=True))
@@ -329,7 +329,7 @@ class _Check:
                         self.say(f"{shown}: {name} is {one!r}, the log says {other!r}")
 
     def _names(self, connection: Connection) -> None:
-        """Names stand beside the log: each is the one that was registered, or erased."""
+        """Checks the names, which are not in the log: each must be as registered, or gone if it was erased."""
         is_sqlite = connection.dialect.name == "sqlite"
         order = _order("party_id", String(40), is_sqlite)
         stored_rows = sql.stream(connection, f"SELECT party_id, name, salt FROM names ORDER BY {order}")
@@ -346,8 +346,10 @@ class _Check:
                 self.say(f"names {party_id}: not the name that was registered")
 
     def _sealed_keys(self, connection: Connection) -> None:
-        """The broker keeps the key of every sealed update that is not settled, and no other; the right one, too,
-        where this process has the broker's key to look."""
+        """Checks that a key is stored for every sealed update that is not settled, and for no other.
+
+        Where this process has the broker's signing key, each must also be the key that was claimed.
+        """
         query = "SELECT round_id, seller_id FROM sealed_keys"
         stored = {(str(one), str(two)) for one, two in sql.run(connection, query)}
         waiting = (
@@ -367,7 +369,7 @@ class _Check:
                         self.say(f"sealed keys {round_id} {seller}: not the key that was claimed")
 
     def _ends(self) -> None:
-        """What an honest log never leaves behind."""
+        """Checks that every award fits the state of its round, and that no account of the market is below zero."""
         half = (
             "SELECT a.round_id, a.seller_id, a.charge, r.state "
             "FROM awards a JOIN rounds r ON r.id = a.round_id WHERE "
@@ -382,7 +384,7 @@ class _Check:
 
 
 def _by_size(witnessed: Iterable[SeenHead]) -> dict[int, SeenHead]:
-    """One per size of the log, from the first to the last time that anybody saw it."""
+    """Size of the log → its head, with the first and the last time that any witness saw it."""
     found: dict[int, SeenHead] = {}
     for one in witnessed:
         known = found.get(one.head.size, one)
@@ -392,12 +394,12 @@ def _by_size(witnessed: Iterable[SeenHead]) -> dict[int, SeenHead]:
 
 
 def _order(name: str, kind: object, is_sqlite: bool) -> str:
-    """A key's order by its bytes, in which both databases and Python agree."""
+    """The ORDER BY term of a key column: text is sorted by its bytes, as both databases and Python can."""
     return name if is_sqlite or not isinstance(kind, String | Text) else f'{name} COLLATE "C"'
 
 
 def _rank(value: object) -> tuple[int, Any]:
-    """Values of different types in SQLite's order: nothing, numbers, text."""
+    """A sort key that puts values of different types in SQLite's order: null, numbers, text."""
     if value is None:
         return 0, 0
     return (1, value) if isinstance(value, int | float) else (2, str(value))
@@ -409,8 +411,10 @@ _Row = tuple[Any, ...]
 def _merged(
     stored: Iterator[_Row], given: Iterator[_Row], places: Sequence[int]
 ) -> Iterator[tuple[_Row, _Row | None, _Row | None]]:
-    """Rows of two tables in the order of their keys, side by side: (key, stored, given), None where one lacks
-    it."""
+    """Merges the rows of two tables in the order of their keys: (key, stored, given).
+
+    `stored` or `given` is None where that table has no row of the key.
+    """
     one, other = next(stored, None), next(given, None)
     while one is not None or other is not None:
         left = None if one is None else tuple(one[at] for at in places)
@@ -443,7 +447,7 @@ def _digest(file: Path) -> str:
 
 
 def save_checkpoint(file: Path, state: Path, head: Head, key: SigningKey) -> None:
-    """Puts the state of a check in place, and signs for it."""
+    """Copies the state of a check to `file`, and writes the signed note beside it."""
     text = f"{_TITLE}\n{_digest(state)}\n{head.header()}\n"
     with file_beside(file, mode=OWNER_ONLY) as unfinished:
         shutil.copyfile(state, unfinished)
@@ -451,7 +455,7 @@ def save_checkpoint(file: Path, state: Path, head: Head, key: SigningKey) -> Non
 
 
 def load_checkpoint(file: Path, key: SigningKey) -> Head:
-    """The head at which a saved state stands.
+    """The head of the log up to which a checkpoint was checked.
 
     Raises:
         BrokerError: the state is not the one that this key signed for.

@@ -1,7 +1,8 @@
 """What each role may see. What belongs to somebody else is answered with 404, as if it did not exist.
 
 Sellers see tasks, rounds and themselves; buyers see their own tasks, totals and winners, never a losing bid;
-arbiters see rounds with a dispute that is theirs; operators see everything, but bids only once the auction is over.
+arbiters see the tasks that name them, with rounds and winners; operators see everything, but bids only once the
+auction is over.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ def page(
     *,
     rising: bool = False,
 ) -> Page[Item]:
-    """One page of rows that are each an `item`, newest first unless `rising`, and the cursor of the next.
+    """One page of a query's rows, each an `item`, newest first unless `rising`, and the cursor of the next page.
 
-    The order is by `number`, then perhaps by `name`; both are columns of the query.
+    Rows are ordered by `number`, then by `name` if it is given; both are columns of the query.
+
+    Raises:
+        BrokerError: `limit` is out of range, or `after` is not a cursor.
     """
     if not 1 <= limit <= PAGE_LIMIT:
         raise BrokerError(f"limit is {limit}", f"ask for 1 to {PAGE_LIMIT} items")
@@ -129,7 +133,7 @@ def reliability(connection: Connection, party_id: str, role: str) -> dict[str, i
 
 
 def wallet(connection: Connection, seller_id: str) -> answers.WalletAnswer:
-    """Cap, δ, what was spent by the accountant, and the share that the filter has left."""
+    """A seller's wallet: cap, δ, the ε spent according to the accountant, and the share that is left."""
     return wallets_of(connection, [seller_id])[seller_id]
 
 
@@ -171,7 +175,7 @@ def statement(connection: Connection, party_id: str, after: str | None, limit: i
     )
     found = page(answers.Movement, connection, query, postings.c.seq, None, after, limit)
     for item in found["items"]:
-        details = str(item["reference"])  # as the log has it: of a booking, it holds the bank's reference
+        details = str(item["reference"])  # the entry's JSON; in a booking it has the bank's reference
         item["reference"] = json.loads(details).get("reference") if item["kind"].startswith("money.") else None
     return found
 
@@ -183,7 +187,7 @@ def earned(connection: Connection, seller_id: str) -> int:
 
 
 class Spending(NamedTuple):
-    """What a task has cost so far, and how good its model was when the buyer's program last said so."""
+    """What a task has cost so far, and the newest accuracy of its model that the buyer reported."""
 
     paid_micro: int
     score: float | None
@@ -260,7 +264,7 @@ def one_round(connection: Connection, actor: Actor, round_id: str) -> answers.Ro
 
 
 def visible_round(connection: Connection, actor: Actor, round_id: str) -> RoundRow:
-    """The stored round, or 404 for somebody whose round it is not."""
+    """The stored round; raises `NotFoundError` if the caller may not see it."""
     row = find_round(connection, round_id)
     if row is None:
         raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists what is offered")
@@ -358,7 +362,10 @@ def own_awards(connection: Connection, actor: Actor, after: str | None, limit: i
 def cohort(
     connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int
 ) -> Page[answers.CohortKey]:
-    """The registered keys of a round's sellers, for themselves, the buyer and operators: who may be in its sum."""
+    """The registered keys of a round's sellers, who may take part in its secure sum.
+
+    Of the sellers, only those that sold in the round may read them.
+    """
     visible_round(connection, actor, round_id)
     mine = (awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id)
     if actor.role == "seller" and connection.execute(select(awards.c.seq).where(mine)).first() is None:
@@ -383,7 +390,7 @@ def unanswered_claims(connection: Connection, actor: Actor, round_id: str) -> in
 
 
 def claimed_sellers(connection: Connection, actor: Actor, round_id: str) -> list[str]:
-    """Who they are, for the round's buyer."""
+    """The sellers that claimed a delivery and wait for a receipt; for the round's buyer."""
     require(actor, "buyer")
     waiting = select(awards.c.seller_id).where(_waiting_claims(connection, actor, round_id))
     return [str(name) for name in connection.execute(waiting).scalars()]
@@ -471,7 +478,7 @@ def totals(connection: Connection, actor: Actor) -> answers.Totals:
     }
 
 
-# ---- what waits for whom, and how the market is ---------------------------------------------------------------
+# ---- what waits for whom, and the market's health -------------------------------------------------------------
 
 
 class Waiting(NamedTuple):
@@ -484,7 +491,7 @@ class Waiting(NamedTuple):
 
 
 def _awards_that_wait(whose: str, step: str) -> str:
-    """A query for rounds that wait for a step of `deliveries.AWAITED`, and for how many awards."""
+    """An SQL query for the rounds that wait for a step of `deliveries.AWAITED`, each with how many awards wait."""
     condition, deadline = AWAITED[step]
     return (
         f"SELECT r.id, t.title, COUNT(*), r.{deadline} FROM awards a JOIN rounds r ON r.id = a.round_id "
@@ -547,11 +554,11 @@ _DISPUTES = (
     "SELECT COUNT(*) FROM awards a JOIN rounds r ON r.id = a.round_id "
     "WHERE r.state = 'cleared' AND a.dispute IS NOT NULL AND a.ruling IS NULL"
 )
-_OVERDUE_MS = 60_000  # a deadline is met within seconds; a minute late, something is wrong
+_OVERDUE_MS = 60_000  # deadlines are acted on within seconds; after a minute something is wrong
 
 
 def health(connection: Connection, now_ms: int) -> Health:
-    """How the market is, for operators."""
+    """Counts disputes and rounds and reads the head of the log, for operators."""
     ((disputes,),) = sql.run(connection, _DISPUTES)
     ((open_rounds,),) = sql.run(connection, "SELECT COUNT(*) FROM rounds WHERE state = 'open'")
     late = "SELECT COUNT(*) FROM rounds WHERE state = 'open' AND bid_deadline_ms < ?"

@@ -1,8 +1,8 @@
-"""Lifetime wallets over stored awards: the same filter as everywhere, rebuilt from the events each time.
+"""Lifetime wallets, rebuilt from stored awards whenever they are needed, with the same privacy filter as elsewhere.
 
-`privacy._wallet_store` states when ε is spent, and what a broker may take as certain. The steps here: `reserve`
-when a round clears; at settlement `void` for sellers that claimed no delivery, while all others are *charged*,
-which changes nothing in their wallets. `at_worst` says before a bid what it would cost.
+`privacy._wallet_store` states when ε is spent, and what a broker may take as certain. The steps here are `reserve`,
+when a round clears, and `void`, at settlement, for sellers that claimed no delivery. All other sellers are then
+*charged*, which changes nothing in their wallets. `at_worst` tells a seller before a bid what it may cost.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def trim(
 
 
 def empty(records: Mapping[str, WalletRecord], family: ReleaseFamily) -> set[str]:
-    """Sellers that can sell nothing of this kind any more, however little."""
+    """Sellers that can sell no release of this kind any more, however small its ε."""
     found: set[str] = set()
     for names, wallets in _together(records, records):
         found.update(name for name, is_empty in zip(names, wallets.is_empty(family), strict=True) if is_empty)
@@ -130,9 +130,10 @@ def _surely_fitting(
 ) -> set[str]:
     """Sellers that sold nothing yet and whose offer fits because a larger one fits the same wallet.
 
-    A release of less ε costs less in every measure. Wallets of one cap and δ all watch the same, so among them the
-    largest offer of a group decides for all of it where it fits; else the group is halved. The offer is tried a
-    little larger than it is: far more than rounding, so that no smaller one can fail by it.
+    A release of less ε costs less in every measure. Unused wallets of the same cap and δ are equal, so if the
+    largest offer of a group fits, all offers of the group fit. If it does not, the group is halved and both halves
+    are tried, down to a least size. The largest offer is tried slightly enlarged, by far more than rounding errors,
+    so that these cannot make a smaller offer fail.
     """
     alike: dict[float, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in offered:
@@ -160,7 +161,7 @@ def check(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent])
 
 
 class BidderWallets(Protocol):
-    """The wallets of everybody who bids in a round, as the auction asks them; nothing is written here."""
+    """The wallets of all bidders of a round, as the auction uses them; it only reads them."""
 
     def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
         """(bids,) the most that each can still sell, up to its offer; 0 where the wallet is as good as empty."""
@@ -171,7 +172,7 @@ class BidderWallets(Protocol):
 
 @dataclass(frozen=True)
 class ReplayedWallets:
-    """Wallets in memory, as a replay of the log has them."""
+    """Wallets in memory, for a replay of the log."""
 
     records: Mapping[str, WalletRecord]
 
@@ -186,11 +187,11 @@ class ReplayedWallets:
 
 
 class StoredWallets:
-    """Wallets in the database, of a round with perhaps a million bids.
+    """Wallets in the database, for a round with perhaps a million bids.
 
-    Most offers fit by far: a bound on what each wallet has spent, added up by the database, shows that for all of
-    them at once. Only the others are rebuilt event by event. A sale of σ and T steps costs at most T/σ² of the
-    Gaussian measure, which every wallet watches, whatever its sampling rate: sampling never costs privacy.
+    Most offers fit easily. A bound on what each wallet has spent, which the database adds up, shows this for all of
+    them at once, and only the other wallets are rebuilt event by event. The bound: a sale with noise multiplier σ
+    and T steps costs at most T/σ² in the Gaussian measure, which every wallet uses; sampling only lowers the cost.
     """
 
     def __init__(self, connection: Connection, round_id: str) -> None:
@@ -231,10 +232,10 @@ class StoredWallets:
 
 
 def _fits_by_bound(rows: Sequence[tuple[Any, ...]], family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
-    """(bids,) for rows of cap, δ and Σ T/σ²."""
+    """(bids,) True if the offer fits by the bound. Each row has a wallet's cap, δ and Σ T/σ² of earlier sales."""
     cap, delta, spent = np.array([row[:3] for row in rows], dtype=float).T
     bound = spent + family.steps / family.noise_multiplier(offered) ** 2
-    # Asked of δ rather than of μ, which would have to be searched for.
+    # δ at the bound is compared, because the largest μ that the wallet allows would have to be searched for.
     leaks = delta_of(cap, np.sqrt(bound * (1 + _DELTA_MARGIN)))
     return np.asarray(leaks <= GAUSSIAN_SHARE * delta)
 
@@ -292,7 +293,7 @@ def standing(records: Mapping[str, WalletRecord]) -> dict[str, tuple[float, floa
 def sales_like_last(record: WalletRecord) -> int | None:
     """How many more sales like the last one the wallet admits; None where nothing was sold yet.
 
-    n releases of one kind cost what one release of n times as many steps costs, so n is found by halving.
+    n releases of one kind cost as much as one release of n times as many steps, so n is found by bisection.
     """
     if not record.events:
         return None
@@ -330,10 +331,12 @@ def pays_what_is_asked(mechanism: str) -> bool:
 def at_worst(
     record: WalletRecord, family: ReleaseFamily, mechanism: str, price: float, offered: float, currency: str
 ) -> str:
-    """Money, the wallet before and after, and what the sold ε means for one record.
+    """What a bid may cost its seller, in words: pay, wallet before and after, and what the ε means for one record.
 
     Args:
         record: the seller's wallet.
+        family: the kind of release that the task buys.
+        mechanism: the name of the auction rule.
         price: money asked per unit of ε.
         offered: the most ε on offer, above 0.
     """

@@ -51,7 +51,7 @@ def _now_ms() -> int:
 
 
 class Witness:
-    """One broker watched into one file."""
+    """Watches the log of one broker and keeps its heads in one file."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Witness:
         own_key: SigningKey | None = None,
         clock: Callable[[], int] = _now_ms,
     ) -> None:
-        """Begins, or goes on with, a file.
+        """Starts a new file, or continues an existing one.
 
         Args:
-            public_key: the broker's, learnt elsewhere; by default the one it shows first.
-            name, own_key: of the witness, where it cosigns what it sees.
+            public_key: the broker's key, learnt elsewhere; by default the first one that the broker shows.
+            name, own_key: the witness's name and key, if it is to cosign the heads that it sees.
         """
         self.client = client
         self.file = Path(file)
@@ -83,7 +83,7 @@ class Witness:
         """Fetches the newest head, checks it against the last one kept and against the clock, and keeps it.
 
         Raises:
-            LogForkedError: it is not signed, does not continue what was shown before, or is of another time.
+            LogForkedError: the head is not signed, does not continue the last one, or its times are wrong.
         """
         answer = self.client.read("/v1/log/head")
         now = self._clock()
@@ -108,7 +108,7 @@ class Witness:
         return head
 
     def _next_key(self, head: Head, answer: dict[str, object]) -> str:
-        """The key that took over, where the one before agreed to it; else the pinned one, which then fails."""
+        """The key that replaced the pinned one, if each key signed for its successor; else the pinned key."""
         for step in answer.get("keys", []):  # type: ignore[attr-defined]
             old, new = str(step["old"]), str(step["new"])
             message = log_key_message(head.log_id, old, new)
@@ -117,7 +117,10 @@ class Witness:
         return self.key
 
     def _check_time(self, head: Head, shown_ms: int, signature: str, now_ms: int) -> None:
-        """The broker signs when it shows a head: an old head, or a clock that is off, does not pass for news."""
+        """Raises `LogForkedError` if the times of a head do not fit this witness's clock and its earlier looks.
+
+        The broker signs the time at which it shows a head as its newest, so an old answer cannot pass as new.
+        """
         if not is_signed(self.key, head.shown_message(shown_ms), signature):
             raise LogForkedError("the broker does not sign that this head is its newest", "keep this answer")
         if abs(shown_ms - now_ms) > CLOCK_SKEW_MS:
@@ -162,7 +165,10 @@ def _line(seen: SeenHead) -> bytes:
 
 
 def forks(client: BrokerClient, mine: Sequence[SeenHead], theirs: Sequence[SeenHead]) -> list[str]:
-    """What is wrong between the heads of two witnesses: heads that no one log can have had."""
+    """Compares the newest head of one witness with all heads of another.
+
+    Returns a message for each pair that cannot belong to the same log. The proofs are fetched from the broker.
+    """
     found = []
     for one, other in ((a, b) for a in mine[-1:] for b in theirs):
         old, new = sorted((one.head, other.head), key=lambda head: head.size)

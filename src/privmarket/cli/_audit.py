@@ -186,7 +186,7 @@ if audit.__doc__ is not None:  # python -OO has none
 
 
 def untrained_note(rule: Mechanism) -> str:
-    """For somebody who named a network of their own and gave no weights."""
+    """A note for somebody who named a network of their own and gave no weights."""
     return f"note: {rule.name} is the network before training; --set weights=FILE audits what training made of it"
 
 

@@ -47,7 +47,7 @@ app = typer.Typer(
 
 
 def _key(database: str, key: Path | None) -> SigningKey | None:
-    """The broker's key: the file that is named must be there; beside a SQLite file it may be."""
+    """The broker's key. A file that the user names must exist; the one beside a SQLite file may be missing."""
     if key is not None:
         return SigningKey.read(key)
     file = databases.default_key_file(database)
@@ -55,7 +55,7 @@ def _key(database: str, key: Path | None) -> SigningKey | None:
 
 
 def _require_there(database: str) -> None:
-    """Refuses to make a new database where an existing one was meant."""
+    """Refuses a database that is not there, which would otherwise be made anew."""
     databases.Database(database, read_only=True).close()
 
 

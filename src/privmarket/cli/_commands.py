@@ -4,7 +4,8 @@
   none. A command's module is imported when the command is typed, so it may import at its top what it needs; what
   comes with an extra is imported later still (`privmarket._lazy`), so that help works without it.
 - Other distributions add commands through the entry-point group `privmarket.commands`. An entry point names a
-  function (one command) or a `typer.Typer` (a group of commands). The studies of this repository come this way.
+  function (one command) or a `typer.Typer` (a group of commands). The studies of this repository
+  are added in this way.
 - `privmarket --config run.toml federate` takes options from a TOML file with a table per command: `[federate]`,
   `[flower.run]`. What is typed on the command line wins over the file.
 """

@@ -74,7 +74,7 @@ else:
     secagg = late("privmarket.secagg")
     verdicts = late("privmarket.reports._verdict")
 
-_ATTACK = 9  # keeps the attacker's random numbers apart from the run's
+_ATTACK = 9  # a random stream for the attacker, different from the run's
 
 
 _MechanismSet = Annotated[
@@ -338,7 +338,7 @@ def _count(text: str) -> int:
 
 
 def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], own: OwnRecords | None) -> None:
-    """The run for people: tables, the verdict in words, and what to beware of."""
+    """Prints the run for people: tables, the verdict in words, and warnings."""
     config = result.config
     promised = verdicts.worst_promise(result)
     print_table(_totals_table(result, summary, promised))
@@ -368,7 +368,7 @@ def _why_nothing_sold(result: RunResult) -> str:
 
 
 def _attacked(result: RunResult) -> list[AttackResult]:
-    """The run's largest sale and its model under attack; how they are attacked follows from the seed."""
+    """Attacks the run's largest sale and its model; the attacker's random numbers follow from the run's seed."""
     return attacks_on_runs.attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
 
 

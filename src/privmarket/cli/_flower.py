@@ -155,7 +155,7 @@ def rehearse(
 
 
 def _empty(out: Path) -> None:
-    """Makes the folder of a rehearsal empty; whatever an earlier rehearsal did not make there stays untouched."""
+    """Empties the folder of a rehearsal; refuses one that holds files unless an earlier rehearsal made it."""
     mark = out / ".privmarket-rehearsal"
     if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out} holds other files", "give a new folder: a rehearsal empties its own")
@@ -165,7 +165,7 @@ def _empty(out: Path) -> None:
 
 
 def _require_processes() -> None:
-    """SuperLink and SuperNodes are started and ended here by means that Windows does not have."""
+    """Refuses Windows, which cannot start and end SuperLink and SuperNodes in the way that is used here."""
     if _WINDOWS:
         raise ConfigurationError(
             "starting SuperLink and SuperNodes on this machine needs Linux or macOS",

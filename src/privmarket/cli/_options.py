@@ -36,7 +36,7 @@ Settings = Annotated[
 
 
 def broker_address(url: str) -> str:
-    """The address of a broker as it was typed; refuses what is none."""
+    """The address of a broker as it was typed; refuses anything that is not http:// or https://."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"{url!r} is no address of a broker", "give it as https://HOST")
     return url
@@ -47,7 +47,7 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command one option per named field of a settings record, with the field's type, default and help.
 
-    The command is called with what was typed as one dictionary, its argument `into`.
+    The command gets their values as one dictionary, in its argument `into`.
     """
     hints = get_type_hints(record)
     declared = {one.name: one for one in fields(record)}
@@ -96,7 +96,7 @@ def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def print_json(data: object) -> None:
-    """One JSON document on stdout; an object starts with its schema version.
+    """Prints one JSON document on stdout; an object starts with its schema version.
 
     Infinities, which JSON does not have, become null.
     """
@@ -117,11 +117,11 @@ def _plain(data: object) -> object:
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout, wide enough for its columns where stdout is not a terminal."""
+    """Prints a table on stdout, wide enough for its columns where stdout is not a terminal."""
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(table)
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal, on stderr."""
+    """Prints a line for the person at the terminal, on stderr."""
     print(text, file=sys.stderr)

@@ -97,7 +97,7 @@ def plan(
             # As many as a client holds, so that settings can be chosen on them.
             usual = planning.usual_public(settings["dataset"], settings["clients"], settings["alpha"])
             given = replace(given, public=str(usual))
-        # What is recommended for a sum learns most for little money under local trust, too.
+        # The training recommended for aggregate trust learns most for little money under local trust, too.
         settings["training"] = recommended_training(settings["dataset"], "aggregate")
     run = prepared(settings, given, training)
     base = run.config
@@ -269,7 +269,7 @@ def _said(made: Plan, point: Point) -> str:
 
 
 def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
-    """What was tried for a target that no run reached, nothing about what was not, and the next command."""
+    """Lines for a target that no run reached: what was tried, what that means, and the next command."""
     tried = made.tried
     best = max(made.points, key=lambda point: made.score.gain(target, point.score))
     dearest = max(made.points, key=lambda point: point.total)
@@ -366,11 +366,11 @@ def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list
 
 
 def _training_words(base: FederationConfig, point: Point) -> list[str]:
-    """The training's settings that are not what `federate` takes by itself."""
+    """`--set` options for the settings of the training that `federate` would not use by itself."""
     chosen = point.choice.training(base.training)
     usual = FederationConfig(dataset=base.dataset, task=base.task, trust=base.trust).training
     names = [one.name for one in fields(chosen)]
-    # Public records would choose these again, so the plan's choice is written out.
+    # `federate` would choose these again on the public records, so the plan's choice is written out.
     said = ("server_rate", "clip_norm", "averaging") if base.task else ()
     return [
         f"--set {name}={getattr(chosen, name)}"

@@ -29,7 +29,7 @@ from privmarket.cli._options import note
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Where stderr is no terminal, a line is written after so many seconds, and then not more often than this.
+# Where stderr is no terminal: seconds until the first line, and the least time between later ones.
 _FIRST_LINE_SECONDS = 2.0
 _NEXT_LINE_SECONDS = 10.0
 
@@ -74,7 +74,7 @@ class ProgressBar:
             self._bar.update(self._task, total=task.completed)
 
     def finish(self) -> None:
-        """Says that all is done, where fewer steps were needed than expected."""
+        """Shows the bar as complete, also if fewer steps were needed than expected."""
         self._bar.update(self._task, total=self._bar.tasks[0].completed)
 
     def say(self, text: str) -> None:

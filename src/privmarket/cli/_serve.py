@@ -206,7 +206,7 @@ def _open(database: str, key: Path, rotate_key: Path | None) -> Broker:
 
 
 def _begin_demo(broker: Broker, seed: int) -> None:
-    """A small market that trades in a thread of its own; its tokens are printed."""
+    """Starts a small market that trades in a thread of its own, and prints its tokens."""
     market = demo_market.DemoMarket(broker, seed)
     for role, own in market.tokens.items():
         note(f"demo {role} token: {own}")
@@ -226,7 +226,7 @@ def _where(listening: socket.socket) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; names count as reachable, but for localhost."""
+    """Whether only this machine reaches an address; every name except localhost counts as reachable by others."""
     if host == "localhost":
         return True
     try:

@@ -189,7 +189,7 @@ class _Result(TypedDict):
 
 
 def _say(result: _Result) -> None:
-    """What was written, what was gained, what to run next."""
+    """Prints what was written, what was gained and what to run next."""
     for key, value in result.items():
         if key in ("weights", "curve", "figure", "steps", "seconds"):
             note(f"{key}: {value}")
@@ -311,7 +311,7 @@ class _MenuView(LiveView):
         self._run = run
 
     def show_step(self, progress: MenuProgress) -> None:
-        """One more step."""
+        """Shows that one more step is done, with its figures."""
         points = self._run.points
         menu = f"{progress.curve + 1} of {len(points)}, for {points[progress.curve].distribution.name}"
         done = progress.curve * self._run.search.steps + progress.step
@@ -331,7 +331,7 @@ class _NetworkView(LiveView):
         self._mean: list[float] | None = None
 
     def show_step(self, progress: TrainingStep) -> None:
-        """One more step."""
+        """Shows that one more step is done, with its figures."""
         new = [progress.objective, progress.regret, progress.shortfall]
         old = self._mean or new
         self._mean = [0.95 * a + 0.05 * b for a, b in zip(old, new, strict=True)]

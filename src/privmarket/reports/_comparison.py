@@ -1,6 +1,6 @@
 """Audits of rules by name, class, object or function, one at a time or side by side.
 
-This is what `privmarket.audit` and `privmarket.compare` are.
+`privmarket.audit` and `privmarket.compare` are the functions `audit` and `compare` of this module.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def audit(
 
 
 def market_code(scenario: Source, *, independent: bool = False) -> str:
-    """Python that makes the distribution; "" where its words do not say how."""
+    """Python that makes the distribution; "" unless it was given by a name or a file."""
     if not isinstance(scenario, str | Path):
         return ""
     return f"pm.market.distribution({str(scenario)!r}{', independent=True' if independent else ''})"
@@ -112,7 +112,7 @@ def market_code(scenario: Source, *, independent: bool = False) -> str:
 def rule_code(rule: Rule, made: Mechanism, market: str, settings: Mapping[str, object]) -> str:
     """Python that makes the rule of an audit anew: an import where it needs one, and an expression.
 
-    "" where no text says how, as for an object.
+    "" where the rule cannot be written as text, for example an object.
 
     Args:
         rule: as it was given.
@@ -342,7 +342,7 @@ class Comparison:
 
     @property
     def _budgets(self) -> str:
-        """The money of all markets in words, where it is one figure, in all or per client."""
+        """The budget in words, if all markets have the same in all or per client; else ""."""
         totals = {f"{report.budget:g}" for report in self.reports}
         per_client = {f"{report.budget / report.clients:g}" for report in self.reports}
         if len(totals) == 1:
@@ -364,7 +364,7 @@ class Comparison:
 
     @property
     def broken(self) -> dict[str, tuple[str, ...]]:
-        """For each rule that broke promises of its own, which: tables and figures mark its name."""
+        """The promises of its own that each rule broke, by rule; tables and figures mark these rules."""
         found: dict[str, tuple[str, ...]] = {}
         for cell in self.cells():
             if cell.broken:

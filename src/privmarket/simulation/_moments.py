@@ -53,8 +53,8 @@ _NORM_QUANTILE = 0.95
 _SMALLEST_SHARE = 0.01
 # The largest eigenvalue of symmetric noise is about 2σ√(n/2); this share of it is added to every eigenvalue.
 _NOISE_SHARE = 0.3
-# The step on the mean gradient for server_rate = 1, by loss: about four times the inverse of the largest curvature
-# of a cross-entropy, whose usual curvature is far smaller, and the inverse itself of a squared error.
+# The step on the mean gradient for server_rate = 1, by loss. For a squared error it is the inverse of the largest
+# curvature. For a cross-entropy it is about four times that, because the usual curvature is far smaller.
 _STEPS: dict[Loss, float] = {cross_entropy: 8.0, binary_cross_entropy: 16.0}
 
 
@@ -127,7 +127,7 @@ class Whitening:
 
     @cached_property
     def key(self) -> str:
-        """A name of this map."""
+        """A hash that identifies this map."""
         return hashlib.sha256(self.moments.mean.tobytes() + self.moments.covariance.tobytes()).hexdigest()
 
     def of(self, inputs: Tensor) -> Tensor:
@@ -308,19 +308,20 @@ def free_moments(task: Task, rows: Array) -> Moments:
 
 
 def _own_share(rows: Array) -> float:
-    """How much the second moments of (rows, inputs) count beside a diagonal guess."""
+    """The weight from 0 to 1 of the second moments of (rows, inputs); a diagonal guess has the rest."""
     return float(len(rows) / (len(rows) + rows.shape[1]))
 
 
 def further_rows(task: Task, count: int, smoothing: float, rng: np.random.Generator) -> Array:
     """(count, inputs) rows like the public ones, as many as one wants (a smoothed bootstrap).
 
-    Each keeps the length of a public row and a part of its deviation from the mean; the other part is drawn with
-    the moments of `free_moments`, so that rows leave the few directions that the public ones span.
+    Each has the length of a public row. Its deviation from the mean is √(1 − s²) times that of the public row plus
+    s times a draw with the moments of `free_moments`, s being `smoothing`. Rows are therefore not confined to the
+    few directions that the public ones span.
 
     Args:
         task: with public records.
-        smoothing: the share of the deviation that is drawn anew, from 0 to 1.
+        smoothing: s, how much of the deviation is drawn anew, from 0 to 1.
     """
     assert task.public is not None
     rows = task.public.inputs.reshape(len(task.public), -1).astype(np.float64)

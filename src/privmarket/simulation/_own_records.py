@@ -8,7 +8,7 @@ for a number of passes over the records, and stopping early is what holds it bac
 
 `own_records` measures what the buyer had before it bought anything: the best of that model and of ridge, kernel
 ridge and, for classes, logistic regression on the same inputs (tokens are counted for them). Reports state this
-figure first, measured on the test records like the bought model: a market that adds nothing to it should say so.
+figure first, measured on the same test records as the bought model, so that it shows if buying adds nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _PASSES = (2, 5, 10, 20, 40, 80)
 _FOLDS = 5
-# With many records folds of a linear model cost more than they tell.
+# With many records more folds of a linear model take time and change little.
 _FOLDS_OF_MANY = 3
 _MANY_RECORDS = 2_000
 # Fewer public records than this are not trained on.
@@ -113,7 +113,7 @@ class OwnTraining:
         """The task's module trained on these records; inputs (rows, ...), labels (rows, ...).
 
         Args:
-            around: (outputs, inputs) towards what the weights of a linear module are held back; zero if left out.
+            around: (outputs, inputs) weights towards which the penalty of a linear module pulls; zero if left out.
         """
         return next(self._fits(inputs, labels, (strength,), around))
 
@@ -183,13 +183,13 @@ def flat_weights(model: PrivateModel, module: nn.Module) -> Tensor:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether all trainable parameters belong to one `nn.Linear`: then fitting has one answer."""
+    """Whether all trainable parameters belong to one `nn.Linear`; the penalised fit then has one optimum."""
     holders = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
     return len(holders) == 1 and isinstance(holders[0], nn.Linear)
 
 
 def is_linear_in_inputs(module: nn.Module) -> bool:
-    """Whether that `nn.Linear` has all parameters of the module: nothing frozen changes the inputs before it."""
+    """Whether the module is linear and has no frozen parameters, which could change the inputs before the layer."""
     return is_linear(module) and len([*module.parameters()]) == len([*trained_linear(module).parameters()])
 
 
@@ -201,7 +201,7 @@ def trained_linear(module: nn.Module) -> nn.Linear:
 def _fit_linear(
     module: nn.Module, task: Task, inputs: Tensor, labels: Tensor, penalty: float, around: Tensor | None
 ) -> None:
-    """Minimises mean loss + penalty·‖weights − around‖²/2 from zero, by L-BFGS; the bias is not held back."""
+    """Minimises mean loss + penalty·‖weights − around‖²/2 from zero, by L-BFGS; the bias is not penalised."""
     linear = trained_linear(module)
     with torch.no_grad():
         linear.weight.zero_()
@@ -223,9 +223,9 @@ def _fit_linear(
 
 # Models that give no probabilities have no log-loss.
 _NEEDS_PROBABILITIES = ("log-loss",)
-# What an output is set to whose class none of the buyer's records has.
+# The output for a class that none of the buyer's records has.
 _NEVER = -1e3
-# More inputs than this a record are left to the task's own module.
+# Where a record has more inputs than this, only the task's own module is tried.
 _MOST_INPUTS = 20_000
 
 

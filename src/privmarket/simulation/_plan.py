@@ -59,7 +59,7 @@ REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and t
 # How many totals beyond those that were named are tried for a target, and by which factor they differ.
 _STEPS_BEYOND = 3
 _FACTOR_BEYOND = 4.0
-# Under local trust, where H means something else and is not measured.
+# H of the graded ration where none is measured: under local trust, for example, H means something else.
 _GRADED_HETEROGENEITY = 1.0
 
 
@@ -121,7 +121,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan tries. Prices are shares of clients that ask less; worlds are those of a rehearsal."""
+    """What a plan tries.
+
+    Attributes:
+        rounds: numbers of rounds.
+        price_shares: prices, each given as the share of clients that ask for less.
+        heterogeneities: values of H for rules that need one, where it is not measured.
+        seeds: of the runs that the figures come from.
+        worlds: how many made-up worlds a rehearsal takes place in.
+    """
 
     rounds: tuple[int, ...] = (5, 15, 50)
     price_shares: tuple[float, ...] = (0.5, 0.75, 0.95)
@@ -160,7 +168,7 @@ def usual_totals(clients: int, trust: str) -> list[float]:
 def rule_choices(
     base: FederationConfig, distribution: Distribution, options: Options, measured: float | None = None
 ) -> list[Choice]:
-    """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
+    """The rules that a plan tries: all exactly truthful, so that it holds when clients bid in their own interest.
 
     Rounds and rate of the result are those of the base configuration.
 
@@ -206,7 +214,8 @@ class RunFigures:
         score: of the model on test records.
         score_before: of the buyer's own records alone; None without any.
         lifetime_epsilon: the largest total ε of a client; infinite for a run without noise.
-        epsilon_if_others_collude: the same if all other sellers collude; None where updates are private alone.
+        epsilon_if_others_collude: the same if all other sellers collude; None under local trust, where each
+            update is private by itself.
     """
 
     score: float
@@ -258,7 +267,7 @@ class Point:
         """Whether buying was better than not buying by more than chance: two standard errors over seeds."""
         if self.gain is None:
             return True
-        # A difference in the last digits is none.
+        # A difference in the last digits counts as none.
         least = 1e-4 * max(1.0, abs(self.score))
         return self.gain > max(least, 2.0 * self.gain_deviation / math.sqrt(self.seeds))
 
@@ -269,7 +278,7 @@ class TriedSettings:
 
     Attributes:
         rounds, server_rates: each value, rising.
-        rules: how many rules, one with another price counted as another.
+        rules: how many rules; the same rule with another price counts as another one.
         rehearsals: how many settings were tried on public records.
         seeds: how many seeds the stated figures come from.
     """
@@ -292,7 +301,7 @@ class Plan:
         score_before: mean score of these alone; None without any.
         target: the score asked for; `chosen` is the cheapest point that reaches it, or the point of the total asked
             for, or None. Where `score_before` reaches the target there are no points: nothing needs to be bought.
-        cells, computed: runs that the plan stands on, and how many of them this call made.
+        cells, computed: how many runs the plan uses, and how many of these this call made; the others were on disk.
         heterogeneity: H as it was measured in rehearsals; None under local trust or without public records.
         tried: what was tried. It says nothing about settings that were not.
     """
@@ -372,7 +381,7 @@ class Plan:
     def plot(self, path: str | Path | None = None) -> Figure:
         """Score, largest lifetime ε and pay over money; saved to `path` if given. Needs matplotlib.
 
-        The band is the range of the score over seeds. A plan with one total is a sentence instead of three dots.
+        The band is the range of the score over seeds. For a plan with one total a sentence is drawn instead.
         """
         if len(self.points) == 1:
             figure = new_figure(7.0, 1.2)
@@ -455,12 +464,12 @@ class Plan:
 
 
 def amount(money: float) -> str:
-    """An amount of money with three digits, from a hundred on in whole units."""
+    """An amount of money as text: three digits below 100, whole units from there on."""
     return f"{money:,.0f}" if money >= 100 else f"{money:.3g}"
 
 
 def _tick_labels(money: Sequence[float]) -> list[str]:
-    """Amounts below their ticks; none where the next one to the left is too near on the logarithmic scale."""
+    """A label for each tick; empty where the label to its left is too near on the logarithmic scale."""
     apart = 0.12 * math.log(money[-1] / money[0])
     last = -math.inf
     said = []
@@ -558,10 +567,11 @@ def plan(
         alpha: with `dataset`, Dirichlet skew of labels; 0.5 unless given.
         public: with `dataset`, how many kept-back records are the buyer's; as many as a client holds unless given.
         trust, honest_share, delta, wallet, bids, scenario: as for `federate`.
-        server_rate, clip_norm, averaging: kept out of the search where they are given.
+        server_rate, clip_norm, averaging: settings of the training; those that are given are kept, the others
+            are chosen by rehearsals.
         workers: processes; the plan does not depend on it.
         folder: where runs are kept, so that a plan that was stopped goes on; nothing is kept unless given.
-        on_cell: told after every rehearsal and run how many are done, and what was done.
+        on_cell: called after every rehearsal and run, with how many were done and what was done last.
 
     Raises:
         ConfigurationError: target and total are both given, the total is not a number, or a setting of `dataset`
@@ -637,7 +647,7 @@ class Planner:
         task: what is learned; else the built-in data set that `base` names, dealt anew for every seed.
         asked: what each client asks, instead of the distribution of `base`.
         workers: processes; any number gives the same plan.
-        on_cell: told after every rehearsal and run, and of runs that an earlier plan left in the folder.
+        on_cell: called as for `plan`; runs that an earlier plan left in the folder are counted as well.
         fixed: settings of the training that the plan must not change.
     """
 
@@ -670,7 +680,8 @@ class Planner:
         self._seen: dict[str, FederationConfig] = {}
         self._computed = 0
         self._pool: ProcessPoolExecutor | None = None
-        # A run is made again when the past bids or the program are others; the task is part of its configuration.
+        # A saved run is used only with the same past bids and the same version of this package. The task need not
+        # be named here: it is part of the run's configuration.
         past = Path(base.scenario)
         self._stands_on = __version__ + (hashlib.sha256(past.read_bytes()).hexdigest() if past.is_file() else "")
 
@@ -746,7 +757,7 @@ class Planner:
             lowest = min(points, key=lambda point: point.total)
             highest = max(points, key=lambda point: point.total)
             reached = any(self._reaches(point, target) for point in points)
-            # Money that could not be spent does not become useful by being more.
+            # Where not even half of the money could be spent, more money changes nothing.
             if not self._reaches(lowest, target) if reached else highest.spent < 0.5 * highest.total:
                 return
             edge, factor = (lowest, 1.0 / _FACTOR_BEYOND) if reached else (highest, _FACTOR_BEYOND)
@@ -812,7 +823,7 @@ class Planner:
         return public is not None and len(public) >= FEWEST_RECORDS and self.base.training.steps == 1
 
     def search(self, total: float) -> Searched:
-        """What public records choose for a total of money, without any run.
+        """The settings that rehearsals choose for a total of money; no run of the market is made.
 
         Raises:
             ConfigurationError: there are too few public records to rehearse on.
@@ -843,7 +854,11 @@ class Planner:
                 self.rules = rule_choices(self.base, self._law(), self.options, self.heterogeneity)
 
     def _points(self, totals: list[float]) -> list[Point]:
-        """Settings are searched widely at the middle total, and near those at the others."""
+        """A point for each total.
+
+        Settings are searched widely at the middle total. At every other one, only choices near those of the
+        nearest total that is done are tried.
+        """
         middle = totals[len(totals) // 2]
         self._prepare(middle)
         anchor = self._search(middle)
@@ -869,12 +884,12 @@ class Planner:
 
     def _middle_rounds(self) -> int:
         options = self.options
-        # Under local trust rules are compared in a shorter training: of many rounds each buys little, and noise
-        # hides what a ration can do.
+        # Under local trust rules are compared in a shorter training: if there are many rounds, each of them buys
+        # little ε, and noise hides the differences between rules.
         return options.rounds[(len(options.rounds) - (self.base.trust == "local")) // 2]
 
     def _search(self, total: float) -> Choice:
-        """One setting at a time: the rule with its price, then the rounds; rate and clip norm for each."""
+        """The rule with its price is chosen first, then the rounds; rate and clip norm are tuned for each."""
         rounds = self._middle_rounds()
         best = self._best(total, [replace(rule, rounds=rounds) for rule in self.rules])
         return self._best(total, [replace(best, rounds=other) for other in self.options.rounds])
@@ -891,7 +906,7 @@ class Planner:
         return self._point(total, found)
 
     def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
-        """The choice with the least loss in rehearsals, its rate and clip norm tuned; without any, the first."""
+        """The choice with the least loss in rehearsals, tuned; the first choice where nothing is rehearsed."""
         if self._stand_in is None:
             return choices[0]
         rehearsed = [self._rehearse(total, choice) for choice in choices]
@@ -1022,7 +1037,7 @@ def _run_in_process(config: FederationConfig) -> RunFigures:
 
 
 def checked_totals(totals: Sequence[float]) -> list[float]:
-    """The totals in order, each once; refuses what is no money."""
+    """The totals in order, each once; refuses amounts that are not finite and above 0."""
     if not totals or not all(0 < total < np.inf for total in totals):
         raise ConfigurationError(f"money to plan for: {list(totals)}", "give totals above 0, e.g. 100,500,2000")
     return sorted({float(total) for total in totals})

@@ -5,9 +5,9 @@ Trying that on the sellers' records would be a release that nobody sold. Trying 
 they are tells too little: a model that was fitted to them cannot learn anything new from them. So each rehearsal
 takes place in a world made up from them (a parametric bootstrap):
 
-1. the world's truth is a model that the public records allow: the task's module fitted to a resample of them. A
-   linear module is held back towards a random draw from its prior instead of towards zero, so that the truth also
-   holds what the records say nothing about;
+1. the world's truth is a model that is plausible given the public records: the task's module fitted to a resample
+   of them. The weights of a linear module are penalised for their distance from a random draw of its prior instead
+   of from zero, so that the truth also varies in directions about which the records say nothing;
 2. the buyer has as many inputs as in reality, with labels drawn from the truth; its own model is fitted to them;
 3. stand-in sellers hold other inputs with labels drawn in the same way; a market buys from them, with the noise and
    the choice of sellers that the real one would have; the loss is measured on inputs that nobody holds.
@@ -16,11 +16,11 @@ What a market can gain in such a world is what the buyer is unsure of, given its
 more records than the buyer. For a linear module of numeric inputs a world therefore has as many inputs as it needs,
 drawn around the public ones (a smoothed bootstrap); otherwise the buyer has the public inputs and stand-in sellers
 share four fifths of the same. Sellers differ in their mix of labels, by a Dirichlet draw around the whole. Real
-ones may differ otherwise.
+sellers may differ in other ways.
 
 - `tuned_settings` chooses server rate, clip norm and averaging for one run.
 - `StandIn` holds the worlds; `first_round` says which noise and which sellers a run's auction would give.
-- `ClientSpread` and `measure_spread` measure H: what buying from some clients only costs, beside what noise costs.
+- `ClientSpread` and `measure_spread` measure H: the harm of buying from some clients only, against that of noise.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# Random streams, apart from those of a run.
+# Numbers of random streams, different from those that a run uses.
 _SPREAD_PARTS = 11
 _SPREAD_NOISE = 12
 _RESAMPLE = 21
@@ -73,10 +73,10 @@ SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
 _ROWS = 2_000
 _ROWS_OF_NETWORKS = 300
 _CHECKED_ROWS = 2_000
-# The share of the public inputs that stand-in sellers hold where no further inputs can be drawn. They learn what
-# the buyer does not know of the labels; the rest shows what noise does in directions that they do not hold.
+# The share of the public inputs that stand-in sellers hold where no further inputs can be drawn. The loss is
+# measured on the other inputs, so that noise counts also in directions that the sellers' inputs do not span.
 _HELD_SHARE = 0.8
-# Few inputs get several labels each, so that the worlds' labels are not what is learned.
+# Where inputs are few, each gets up to so many labels, so that the chance of a single draw is not what is learned.
 _MOST_DRAWS = 8
 # How far inputs are drawn around public ones: the share of their deviation that is drawn anew.
 _SMOOTHING = 0.5
@@ -88,14 +88,15 @@ _TARGET_GROUPS = 5
 # The skew of stand-in sellers where the task does not say how its clients differ.
 SKEW = 0.5
 WORLDS = 8
-# Clip norms that are tried, as shares of the length of a long gradient. With a small one records that are not
-# learned yet count alike, and noise is small beside them; but one below the gradients of a rare class teaches that
-# there are fewer of its records.
+# Clip norms that are tried, as shares of the length of a long gradient. With a small clip norm all records that are
+# not learned yet count alike, and noise is small beside them. But if it is below the gradients of a rare class, the
+# model learns that this class is even rarer than it is.
 _CLIP_SHARES = (1.0, 0.25)
 _LONG_GRADIENT = 0.99
 _NORMS_LOOKED_AT = 400
-# Steps that are tried first, as the loss that a run would move if all long gradients pointed the same way. Of these
-# losses those at a factor 4 from each other are tried: along them the loss may fall, rise and fall again.
+# Server rates that are tried first. Each is given as the change of the loss over a whole run, to first order, if
+# all gradients were long and pointed the same way. A wide range is tried in steps of a factor 4, because along it
+# the loss that a rehearsal ends with may fall, rise and fall again.
 _MOVES = tuple(4.0**power for power in range(1, 9))
 # In how many worlds all of them are tried, and how many of them are then tried in every world.
 _SCREENING_WORLDS = 2
@@ -111,8 +112,8 @@ class ClientSpread:
 
     A rule that is optimised for an accurate sum must weigh bias (clients left out) against noise (little ε bought).
     Their exchange rate depends on the data, on how it is split and on the training, so it is measured in trainings
-    on public records. Some leave a random part of the clients out and add no noise, others keep all clients and add
-    noise; a part and a noise that end at the same accuracy do equal harm.
+    on public records. Some of these leave out a random part of the clients and add no noise, others keep all
+    clients and add noise. If two of them end at the same accuracy, the missing clients and the noise do equal harm.
 
     Notation: N clients of which a share u takes part, s = deviation of the noise on the mean of all clients' sums
     over the clip norm C. The typical error is κ·s² for noise alone and H²·(1/u − 1) for a random part alone, so
@@ -131,7 +132,7 @@ class ClientSpread:
     @property
     def equal_noise(self) -> tuple[float, ...]:
         """For each share the s that does equal harm, within the noise that was tried."""
-        # Accuracy falls with noise but for chance; between levels on a logarithmic scale.
+        # Chance aside, accuracy falls as noise grows. Between the levels, log(noise) is interpolated.
         falling = np.minimum.accumulate(np.array(self.noise_accuracy))
         logs = np.interp(-np.array(self.share_accuracy), -falling, np.log(self.noise))
         return tuple(float(s) for s in np.exp(logs))
@@ -161,7 +162,8 @@ def measure_spread(
 
     Args:
         config: model, split into clients, rounds and server's steps; its rule and money do not matter.
-        task: whose private records are public ones that stand for the clients'; accuracy is of its test records.
+        task: its private records are public ones that stand for the clients' own; accuracy is measured on its
+            test records.
         shares: of clients that take part, above 0 and below 1.
         draws: random parts for each share.
         octaves: noise that is tried, as powers of 2 around noise as large as the first round's mean gradient.
@@ -190,7 +192,7 @@ def measure_spread(
 
 
 def _accuracy(federation: Federation, clients: np.ndarray, noise: float) -> float:
-    """Of a training on these clients alone, with noise of deviation `noise`·C on the mean of their sums."""
+    """The accuracy after a training on these clients alone, with noise of deviation `noise`·C on their mean sum."""
     rng = np.random.default_rng([federation.config.seed, _SPREAD_NOISE])
     members = [int(i) for i in clients]
     state = federation.start()
@@ -227,7 +229,7 @@ class Rehearsal:
 
     Attributes:
         training: the settings.
-        statistics: "none", or "free" where inputs that public records whitened did better.
+        statistics: "none", or "free" where inputs whitened by the moments of the public records did better.
         loss_before: mean loss of the buyer's own model in the worlds.
         loss_after: mean loss of the model that the market ends with.
     """
@@ -288,7 +290,7 @@ class StandIn:
         shares = np.array(self._worlds[0].sizes, dtype=np.float64)
         shares = np.maximum(shares, 1e-9) / shares.sum()
         rng = np.random.default_rng([seed, _MIXES])
-        # (clients, groups) each stand-in seller's share of each group; their mean is the whole, whoever is drawn.
+        # (clients, groups) each stand-in seller's share of each group; their mean counts as the whole.
         self._mixes = rng.dirichlet(np.maximum(skew * groups * shares, 1e-3), clients)
 
     def group_weights(self, seller_weights: Array) -> Array:
@@ -328,7 +330,7 @@ class StandIn:
     ) -> list[Training]:
         """Clip norms and server rates worth trying, as far as they are not fixed.
 
-        With whitened inputs both count as `Whitening.training` takes them.
+        With whitened inputs both are in the units that `Whitening.training` takes.
         """
         long = self.long_gradient(whitening)
         unit = 1.0 if whitening is None else whitening.usual_norm
@@ -407,9 +409,9 @@ class StandIn:
         return best
 
     def spread(self, training: Training, rounds: int, whitening: Whitening | None = None) -> ClientSpread:
-        """How much it harms to buy from some stand-in sellers only, beside what noise harms; see `ClientSpread`.
+        """The harm of buying from some stand-in sellers only, compared with that of noise; see `ClientSpread`.
 
-        Noise is that on the mean gradient over the clip norm.
+        Noise is given as its deviation on the mean gradient, over the clip norm.
         """
         rng = np.random.default_rng([self.seed, _PARTS])
         clients = len(self._mixes)
@@ -576,9 +578,10 @@ class StandIn:
     def _prior_draw(self, generator: torch.Generator) -> Tensor | None:
         """(outputs, inputs) weights of a linear module, drawn as if no record had been seen; None for others.
 
-        A penalty λ on weights fitted to n records is the logarithm of a normal prior of variance s²/(λ·n), s² the
-        variance of a target around its prediction, and 1 where the loss is a log-likelihood. A weak penalty would
-        let the draw drown what the records say, so its outputs vary at most twice as much as the own model's.
+        A penalty λ on weights fitted to n records corresponds to a normal prior of variance s²/(λ·n), where s² is
+        the variance of a target around its prediction, or 1 if the loss is a log-likelihood. With a weak penalty
+        such a draw would outweigh what the records say. It is therefore scaled down until its outputs vary at most
+        twice as much as those of the buyer's own model.
         """
         if not self._training.is_linear or self.task.goal == "own":
             return None
@@ -603,7 +606,7 @@ class StandIn:
         """Labels for these inputs as this world has them; a task with a loss of its own keeps `labels`.
 
         Args:
-                labels: of whose type, and for a loss of its own the labels themselves.
+            labels: drawn labels get their type; with a loss of its own they are returned unchanged.
         """
         if self.task.goal == "own":
             return labels
@@ -624,7 +627,7 @@ class StandIn:
         return max(1, len(self.task.classes)) if self.task.goal == "classification" else _TARGET_GROUPS
 
     def _groups(self, labels: Tensor) -> Tensor:
-        """(rows,) which group a label belongs to: its class, or a fifth of the range of targets."""
+        """(rows,) which group a label belongs to: its class, or its fifth of the targets in rising order."""
         if self.task.goal == "classification":
             return labels.long()
         values = labels.double().reshape(labels.shape[0], -1).mean(dim=1)
@@ -720,8 +723,8 @@ def tuned_settings(
     """Server rate, clip norm and averaging for this run, chosen on the task's public records.
 
     A linear model is rehearsed twice, on inputs as they are and on inputs that the moments of the public records
-    whiten, and the better of the two is chosen; `Rehearsal.statistics` says which. A caller that fixes the rate or
-    the clip norm means inputs as they are.
+    whiten, and the better of the two is chosen; `Rehearsal.statistics` says which. If the caller fixes the rate or
+    the clip norm, inputs stay as they are.
 
     None where there are no public records to choose on, where nothing is sold, or where the run trains otherwise
     (several local steps, references without privacy, whitening that the caller asked for): then documented defaults

@@ -6,7 +6,7 @@ same noise buy a better model [TramerBoneh2021].
 - oriented gradients: how strongly brightness rises in each direction, cell by cell;
 - scattering: moduli of wavelet transforms, averaged over cells; two scales, eight angles, second order;
 - whitened scattering: the same in a basis in which made-up public images vary alike in all directions;
-- patches and scattering: beside it, how much each quarter of the image looks like patches of made-up images.
+- patches and scattering: in addition, how much each quarter of the image looks like patches of made-up images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from privmarket.tasks._datasets import Dataset, Pixels
 
 ANGLES = 8
 CELL_PIXELS = 4
-# x itself; fine waves; coarse waves; fine waves followed by coarse ones.
+# Planes of a channel: the image itself; fine waves; coarse waves; fine waves followed by coarse ones.
 ORDERS = (1, ANGLES, ANGLES, ANGLES * ANGLES)
 PLANES = sum(ORDERS)
 _PLANES_PER_GROUP = 3
@@ -88,7 +88,7 @@ def normalised_scattering(images: Tensor) -> Tensor:
     features = scattering(images)
     groups = features.reshape(features.shape[0], features.shape[1] // _PLANES_PER_GROUP, -1)
     groups = groups - groups.mean(dim=2, keepdim=True)
-    # Far less than an edge gives; keeps rounding errors of flat groups small.
+    # 1e-3 is far less than an edge gives; it keeps rounding errors in flat groups from being scaled up.
     groups = groups / (groups.square().mean(dim=2, keepdim=True).sqrt() + 1e-3)
     return to_one_norm(groups.reshape(features.shape))
 
@@ -145,7 +145,7 @@ def _cells(pixels: int, cell: int) -> Tensor:
     return (weights / weights.sum(dim=1, keepdim=True)).float()
 
 
-# A direction with the share λ of the strongest one's energy is scaled by (λ + floor)^−strength.
+# A direction whose energy is λ times that of the strongest is scaled by (λ + floor)^−strength.
 _STRENGTH = 0.5
 _FLOOR = 1e-2
 _KEPT_DIRECTIONS = 2000
@@ -205,7 +205,7 @@ def _second_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _basis(planes: Tensor, cells: Tensor, kept: int, floor: float) -> PublicBasis:
-    """The `kept` strongest directions of planes × cells, from the second moments of either."""
+    """The `kept` strongest directions of planes × cells, from the second moments of each."""
     (plane_energy, plane_directions), (cell_energy, cell_directions) = map(_directions, (planes, cells))
     energy = plane_energy.clamp_min(0.0)[:, None] * cell_energy.clamp_min(0.0)
     share = (energy / energy.max()).flatten()
@@ -223,7 +223,7 @@ def _directions(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def overlapping_shapes(count: int, image_shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """(count, channels, height, width) overlapping ellipses and rectangles, random in all respects.
+    """(count, channels, height, width) overlapping ellipses and rectangles of random place, size, form and shade.
 
     Implements: the dead-leaves model of natural images, after [LeeMumfordHuang2001].
     """
@@ -352,7 +352,7 @@ def centred_gradients(images: Tensor) -> Tensor:
 
 
 def whitened_scattering(images: Tensor) -> Tensor:
-    """`normalised_scattering` in the public basis of `whitening`, (rows, directions, 1, 1), each row of norm 10."""
+    """`normalised_scattering` in the basis of `public_basis`, (rows, directions, 1, 1), each row of norm 10."""
     channels, height, width = images.shape[1:]
     return to_one_norm(public_basis((channels, height, width))(normalised_scattering(images)))
 
@@ -360,8 +360,8 @@ def whitened_scattering(images: Tensor) -> Tensor:
 _FILTERS = 256
 _PATCH_PIXELS = 5
 _PATCHES_PER_IMAGE = 20
-_PATCH_VARIANCE = 0.05**2  # added to a patch's own, so that the noise of a flat one is not blown up
-_LEAST_DEVIATION = 0.1  # of a patch that becomes a filter: flat ones look like nothing in particular
+_PATCH_VARIANCE = 0.05**2  # added to a patch's own, so that noise in a flat one is not scaled up
+_LEAST_DEVIATION = 0.1  # of a patch that becomes a filter: flatter ones show no pattern
 _PATCH_RIDGE = 0.1  # added to the variances of patches, each about 1 on average, before they are evened out
 _LEAST_LIKENESS = 0.25
 _PATCH_FLOOR = 1e-3
@@ -399,7 +399,7 @@ class PublicPatches:
 def patch_likeness(images: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     """How much an image's patches look like each filter, or like its negative, averaged over each quarter.
 
-    A patch p of every place is brought to mean 0 and nearly deviation 1; with the answer z = ⟨filter, p⟩ − offset
+    The patch p at each place is scaled to mean 0 and nearly deviation 1. With the answer z = ⟨filter, p⟩ − offset,
     the planes hold the means of max(0, z − ¼), then of max(0, −z − ¼).
 
     Args:

@@ -1,4 +1,4 @@
-"""The first stored form: every table as `schema` declares it."""
+"""The first stored form: every table as `_schema` declares it."""
 
 from alembic import op
 
@@ -9,5 +9,5 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Makes all tables; `storage` adds the head of an empty log."""
+    """Makes all tables, but not the head of an empty log: see `_database.begin_log`."""
     metadata.create_all(op.get_bind())
