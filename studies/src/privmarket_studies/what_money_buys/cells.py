@@ -107,6 +107,9 @@ TABLES = (STRIKES, PUPILS, TEXTS)
 WALLETS = (1.0, 3.0)
 PUBLIC_SIZES = (0, 100, 600, 2000, 5000)
 CLIENTS = (30, 100, 300, 1000)
+# Of crowds that train, for each client. The smaller sum was listed first, and its first seed bought nothing under
+# either trust; the larger one was added then.
+CROWD_MONEY = (0.3, 3.0)
 CURVE = STRIKES
 # One price for all instead of a search: trying every rule takes hours for so many inputs.
 PICTURE_CURVE = replace(
@@ -210,7 +213,9 @@ def cells(scale: Scale) -> list[Cell]:
     listed += _cells(other_configs(CURVE).values(), _seeds(scale, 5))
     listed += _cells([RATINGS.pooled()], _seeds(scale, 5), POOLED)
     listed += _cells(person_configs(RATINGS).values(), _seeds(scale, 5))
-    crowds = [crowd_config(n, trust, 0.3 * n) for n in CLIENTS for trust in TRUSTS]
+    crowds = [
+        crowd_config(n, trust, money * n) for money in reversed(CROWD_MONEY) for n in CLIENTS for trust in TRUSTS
+    ]
     listed += _cells(crowds, _seeds(scale, 3))
     listed += _cells([public_config(size) for size in PUBLIC_SIZES], _seeds(scale, 5))
     for market in (TEXTS, CIFAR):
