@@ -21,9 +21,9 @@ def test_slope_and_its_interval():
 
 
 def test_one_round_proxy_is_zero_for_an_exact_rule_and_not_for_another():
-    law = scenario("uniform")
-    exact, paid = one_round_regret(mechanism("mean-field-menu"), law, 30, 0.5, seeds=range(2))
-    loose, _ = one_round_regret(mechanism("jsam"), law, 30, 0.5, seeds=range(2))
+    distribution = scenario("uniform")
+    exact, paid = one_round_regret(mechanism("mean-field-menu"), distribution, 30, 0.5, seeds=range(2))
+    loose, _ = one_round_regret(mechanism("jsam"), distribution, 30, 0.5, seeds=range(2))
     assert exact.max() < 1e-9
     assert loose.min() > 1e-3
     assert paid.min() > 0

@@ -168,16 +168,16 @@ def test_measured_valuations_follow_the_equation():
 
 @item(33, 34, 35)
 @pytest.mark.parametrize(
-    ("law", "valuation", "epsilon"),
+    ("distribution", "valuation", "epsilon"),
     [
         ("uniform", stats.uniform(0, 1), stats.uniform(0.1, 4.9)),
         ("lognormal", stats.lognorm(0.5), stats.uniform(0.1, 4.9)),
         ("bimodal", stats.uniform(0, 1), None),
     ],
 )
-def test_laws_of_table_ii(law, valuation, epsilon):
+def test_distributions_of_table_ii(distribution, valuation, epsilon):
     """Kolmogorov–Smirnov at a false-alarm rate of 1 in 1,000, fixed seed."""
-    bids = scenario(law).sample(np.random.default_rng(11), 20_000)
+    bids = scenario(distribution).sample(np.random.default_rng(11), 20_000)
     assert stats.kstest(bids.valuation, valuation.cdf).pvalue > 1e-3
     if epsilon is not None:
         assert stats.kstest(bids.epsilon, epsilon.cdf).pvalue > 1e-3
@@ -191,7 +191,7 @@ def test_laws_of_table_ii(law, valuation, epsilon):
 @item(36)
 def test_budgets_of_table_ii():
     assert rq3.BUDGETS == (10, 50, 100, 200)
-    assert rq3.OTHER_LAWS == {"bimodal": (50, 100), "lognormal": (100,)}
+    assert rq3.OTHER_DISTRIBUTIONS == {"bimodal": (50, 100), "lognormal": (100,)}
 
 
 @item(38, 39)

@@ -11,7 +11,7 @@ def test_the_page_is_rendered_from_its_data():
     rows = json.loads((small_markets.FOLDER / small_markets.NAME).read_text(encoding="utf-8"))
     assert small_markets.page(rows) == (small_markets.FOLDER / "README.md").read_text(encoding="utf-8")
     assert {(row["law"], row["clients"]) for row in rows} == {
-        (law, clients) for law in small_markets.LAWS for clients in small_markets.CLIENTS
+        (distribution, clients) for distribution in small_markets.DISTRIBUTIONS for clients in small_markets.CLIENTS
     }
     for row in rows:
         assert {rule["rule"] for rule in row["rules"]} == set(small_markets.rule_names())

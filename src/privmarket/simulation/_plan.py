@@ -674,7 +674,7 @@ class Planner:
         # Unknown data and wrong settings are refused before the first run.
         self.task = builtin_task(base.replace(seed=SEARCH_SEEDS[0])) if task is None else task
         self.heterogeneity: float | None = None
-        self.rules = rule_choices(base, self._law(), self.options)
+        self.rules = rule_choices(base, self._distribution(), self.options)
         self._stand_in: StandIn | None = None
         self._rehearsed: dict[tuple[float, Choice], tuple[Choice, float]] = {}
         self._seen: dict[str, FederationConfig] = {}
@@ -811,7 +811,7 @@ class Planner:
             ),
         )
 
-    def _law(self) -> Distribution:
+    def _distribution(self) -> Distribution:
         return scenario(self.base.scenario if self.asked is None else self.asked.bids)
 
     # --- rehearsals on public records
@@ -851,7 +851,7 @@ class Planner:
                 )
             if self.base.trust == "aggregate":
                 self.heterogeneity = self._measured_heterogeneity(total)
-                self.rules = rule_choices(self.base, self._law(), self.options, self.heterogeneity)
+                self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
 
     def _points(self, totals: list[float]) -> list[Point]:
         """A point for each total.

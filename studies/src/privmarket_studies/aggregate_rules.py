@@ -26,7 +26,7 @@ from privmarket.market._objectives import AggregateError, TypicalAggregateError
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._menu_training import RationSearch, curve_value, fluid_design, learn_curve
 
-LAWS = ("uniform", "bimodal", "lognormal")
+DISTRIBUTIONS = ("uniform", "bimodal", "lognormal")
 HETEROGENEITIES = (0.1, 0.3)
 BUDGETS = (5.0, 20.0, 50.0)
 # H as measured in trainings on MNIST, and money a round.
@@ -46,9 +46,9 @@ _EXPLANATION = (
 _COMMAND = "python -m privmarket_studies.aggregate_rules docs/results/aggregate-rules"
 
 
-def rule(name: str, law: str, heterogeneity: float) -> Mechanism:
-    """A rule that is told the law and, where it can use it, the objective."""
-    facts = MarketFacts.of(scenario(law))
+def rule(name: str, distribution: str, heterogeneity: float) -> Mechanism:
+    """A rule that is told the distribution and, where it can use it, the objective."""
+    facts = MarketFacts.of(scenario(distribution))
     if name == LEARNED:
         return mechanism(name, market=facts, objective=AggregateError.name, heterogeneity=heterogeneity)
     if name in ("ration", "two-step"):
@@ -84,24 +84,26 @@ class TypicalRow(_MarketRow):
     for_the_worst: float
 
 
-def compare_row(law: str, heterogeneity: float, budget: float, markets: int, seed: int = 11) -> RuleRow:
+def compare_row(distribution: str, heterogeneity: float, budget: float, markets: int, seed: int = 11) -> RuleRow:
     """One market description: mean errors, and learned against the best fixed rule, paired."""
     goal = AggregateError(heterogeneity=heterogeneity)
-    types = scenario(law).sample(np.random.default_rng([seed, LAWS.index(law)]), CLIENTS, (markets,))
+    types = scenario(distribution).sample(
+        np.random.default_rng([seed, DISTRIBUTIONS.index(distribution)]), CLIENTS, (markets,)
+    )
 
     def errors(name: str, money: float) -> Array:
-        return goal.value(rule(name, law, heterogeneity).run(types, money), types)
+        return goal.value(rule(name, distribution, heterogeneity).run(types, money), types)
 
     values = {name: errors(name, budget) for name in (*FIXED, LEARNED)}
     best = min(FIXED, key=lambda name: float(values[name].mean()))
     difference = values[LEARNED] - values[best]
     target = float(values[best].mean())
     return {
-        "scenario": law,
+        "scenario": distribution,
         "heterogeneity": heterogeneity,
         "budget": budget,
         "markets": markets,
-        "fluid_bound": fluid_bound(scenario(law), CLIENTS, budget, goal),
+        "fluid_bound": fluid_bound(scenario(distribution), CLIENTS, budget, goal),
         "error": {name: float(value.mean()) for name, value in values.items()},
         "best_fixed": best,
         "gain": -float(difference.mean()) / target,
@@ -122,34 +124,36 @@ def _money_for(error_of: Callable[[float], float], target: float, budget: float)
 def compare(markets: int = 60) -> list[RuleRow]:
     """Measures the rules in every setting; one row per setting."""
     return [
-        compare_row(law, heterogeneity, budget, markets)
-        for law in LAWS
+        compare_row(distribution, heterogeneity, budget, markets)
+        for distribution in DISTRIBUTIONS
         for heterogeneity in HETEROGENEITIES
         for budget in BUDGETS
     ]
 
 
-def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 200) -> TypicalRow:
+def typical_row(distribution: str, heterogeneity: float, budget: float, markets: int = 200) -> TypicalRow:
     """What learning adds to the graded design, for the error that counts where prices say nothing of the data."""
-    goal, of_law = TypicalAggregateError(heterogeneity=heterogeneity), scenario(law)
-    chance = [LAWS.index(law), round(1000 * heterogeneity), round(1000 * budget)]
-    found = learn_curve(of_law, CLIENTS, budget, goal, np.random.default_rng([5, *chance]), RationSearch())
-    start = fluid_design(of_law, CLIENTS, budget, goal)
-    types = of_law.sample(np.random.default_rng([7, *chance]), CLIENTS, (markets,))
+    goal, of_distribution = TypicalAggregateError(heterogeneity=heterogeneity), scenario(distribution)
+    chance = [DISTRIBUTIONS.index(distribution), round(1000 * heterogeneity), round(1000 * budget)]
+    found = learn_curve(of_distribution, CLIENTS, budget, goal, np.random.default_rng([5, *chance]), RationSearch())
+    start = fluid_design(of_distribution, CLIENTS, budget, goal)
+    types = of_distribution.sample(np.random.default_rng([7, *chance]), CLIENTS, (markets,))
     graded, learned = (
-        np.array([curve_value(c, types[k : k + 1], budget, goal, of_law.epsilon_max) for k in range(markets)])
+        np.array(
+            [curve_value(c, types[k : k + 1], budget, goal, of_distribution.epsilon_max) for k in range(markets)]
+        )
         for c in (start, found.curve)
     )
     worst = mechanism(
-        LEARNED, market=MarketFacts.of(of_law), objective=AggregateError.name, heterogeneity=heterogeneity
+        LEARNED, market=MarketFacts.of(of_distribution), objective=AggregateError.name, heterogeneity=heterogeneity
     )
     difference, mean = graded - learned, float(graded.mean())
     return {
-        "scenario": law,
+        "scenario": distribution,
         "heterogeneity": heterogeneity,
         "budget": budget,
         "markets": markets,
-        "fluid_bound": fluid_bound(of_law, CLIENTS, budget, goal),
+        "fluid_bound": fluid_bound(of_distribution, CLIENTS, budget, goal),
         "graded": mean,
         "learned": float(learned.mean()),
         "for_the_worst": float(goal.value(worst.run(types, budget), types).mean()),
@@ -161,8 +165,8 @@ def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 20
 def compare_typical() -> list[TypicalRow]:
     """Measures what learning adds to the graded design; one row per setting."""
     return [
-        typical_row(law, heterogeneity, budget)
-        for law in LAWS
+        typical_row(distribution, heterogeneity, budget)
+        for distribution in DISTRIBUTIONS
         for heterogeneity in TYPICAL_HETEROGENEITIES
         for budget in TYPICAL_BUDGETS
     ]
@@ -178,7 +182,7 @@ def render_typical(rows: list[TypicalRow]) -> list[str]:
         "a menu learned from there for that error; and the shipped `mfg-menunet`, learned for the worst case "
         f"(`aggregate-error`). {rows[0]['markets']} fresh markets of {CLIENTS} clients.",
         "",
-        "| law | H | budget | graded | learned from it | gain | learned for the worst case |",
+        "| distribution | H | budget | graded | learned from it | gain | learned for the worst case |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -209,7 +213,7 @@ def render(rows: list[RuleRow], typical: list[TypicalRow]) -> str:
         "",
         _EXPLANATION.format(markets=rows[0]["markets"], clients=CLIENTS),
         "",
-        "| law | H | budget | " + " | ".join(f"`{name}`" for name in names) + " | gain | money |",
+        "| distribution | H | budget | " + " | ".join(f"`{name}`" for name in names) + " | gain | money |",
         "|---|" + "---:|" * (len(names) + 4),
     ]
     for row in rows:

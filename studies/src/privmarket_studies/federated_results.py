@@ -37,11 +37,11 @@ Kept = dict[str, list[KeptResult]]
 _HEAD = """# Federated runs that were kept
 
 Valid record-level DP unless the mode says otherwise: every sale is (ε, δ = 1e-5)-DP for each record of its client.
-100 clients, 50 of money a round, 200 rounds, Uniform law, unless the command says otherwise. Test accuracy, mean ±
-standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first weights and the
-noise). How the settings were chosen is said below. *Buyer's own records alone*: what the records that no client
-holds give on the same features, for nothing and at ε = 0 ([how](../free-baseline/README.md)), by the model that
-cross-validation on them chose (the `literal` run trains on pixels).
+100 clients, 50 of money a round, 200 rounds, Uniform distribution, unless the command says otherwise. Test
+accuracy, mean ± standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first
+weights and the noise). How the settings were chosen is said below. *Buyer's own records alone*: what the records
+that no client holds give on the same features, for nothing and at ε = 0 ([how](../free-baseline/README.md)), by the
+model that cross-validation on them chose (the `literal` run trains on pixels).
 
 These runs compare one setting of a market with another. They do not say what a market is worth to a buyer who uses
 its own records: [what money buys](../what-money-buys/README.md) does, with settings chosen on public records alone.

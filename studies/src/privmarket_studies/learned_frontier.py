@@ -35,7 +35,7 @@ class FrontierRow(CaseRow):
 def frontier(steps: int = 120, markets: int = 30) -> list[FrontierRow]:
     """One row per multiplier: regret found as a share of pay, ε bought as a share of the fluid bound."""
     torch.set_num_threads(1)
-    law = scenario("uniform")
+    distribution = scenario("uniform")
     rows: list[FrontierRow] = []
     market = {"scenarios": ("uniform",), "clients": (10, 10), "budget_per_client": (0.5, 0.5)}
     search = MisreportSearch(rows=200)
@@ -44,8 +44,9 @@ def frontier(steps: int = 120, markets: int = 30) -> list[FrontierRow]:
         chosen = replace(base, steering=replace(base.steering, first=multiplier, rate=0.0))
         with TemporaryDirectory() as folder:
             out = Path(folder) / "w.safetensors"
-            run_recipe(chosen, [law], out)
-            row = measure(mechanism("mfg-regretnet", weights=out), [(law, 10, 5.0, markets)], QUICK)["cases"][0]
+            run_recipe(chosen, [distribution], out)
+            rule = mechanism("mfg-regretnet", weights=out)
+            row = measure(rule, [(distribution, 10, 5.0, markets)], QUICK)["cases"][0]
         rows.append({"multiplier": multiplier, **row})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows

@@ -22,7 +22,7 @@ from privmarket_studies.make_weights import BUDGET_PER_CLIENT
 
 COMMAND = "python -m privmarket_studies.learned_misreports docs/results/learned/misreports.json"
 RULES = ("mfg-regretnet", "regretnet", "dm-regretnet", "regretformer")
-LAWS = ("uniform", "bimodal")
+DISTRIBUTIONS = ("uniform", "bimodal")
 # Whose gains are bounded from above; with attention one market takes half a minute.
 CERTIFIED = ("mfg-regretnet", "regretnet", "dm-regretnet")
 CLIENTS = 10
@@ -30,9 +30,10 @@ MARKETS = 20
 
 
 class MisreportRow(TypedDict):
-    """Gains over the mean payment in the markets of one rule and law; see `AuditReport` and `CertifiedSummary`.
+    """Gains over the mean payment in the markets of one rule and distribution.
 
-    `certified` bounds misreports of v alone, as `found_in_valuation` are; `found` also withholds ε.
+    See `AuditReport` and `CertifiedSummary`. `certified` bounds misreports of v alone, as `found_in_valuation` are;
+    `found` also withholds ε.
     """
 
     mechanism: str
@@ -62,15 +63,15 @@ def weights_digest(rule: str) -> str:
     return found.hexdigest()[:16]
 
 
-def measure(rule: str, law: str) -> MisreportRow:
+def measure(rule: str, distribution: str) -> MisreportRow:
     """Attacks one rule strongly, and bounds its gains from above where that is possible."""
-    budget = BUDGET_PER_CLIENT[law] * CLIENTS
+    budget = BUDGET_PER_CLIENT[distribution] * CLIENTS
     report = pm.audit(
-        rule, scenario=law, clients=CLIENTS, budget=budget, profiles=MARKETS, certify=rule in CERTIFIED
+        rule, scenario=distribution, clients=CLIENTS, budget=budget, profiles=MARKETS, certify=rule in CERTIFIED
     )
     row: MisreportRow = {
         "mechanism": rule,
-        "scenario": law,
+        "scenario": distribution,
         "weights": weights_digest(rule),
         "clients": CLIENTS,
         "budget": budget,
@@ -92,20 +93,25 @@ def measure(rule: str, law: str) -> MisreportRow:
 
 
 def wanted() -> list[tuple[str, str]]:
-    """(rule, law) of every row."""
-    return [(form, law) for law in LAWS for name in RULES for form in (name, f"{name}:untrained")]
+    """(rule, distribution) of every row."""
+    return [
+        (form, distribution)
+        for distribution in DISTRIBUTIONS
+        for name in RULES
+        for form in (name, f"{name}:untrained")
+    ]
 
 
 def main(path: Path) -> None:
     """Computes what is missing."""
     warnings.simplefilter("ignore")  # ten clients are fewer than some networks were trained for
     rows: list[MisreportRow] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    for rule, law in wanted():
+    for rule, distribution in wanted():
         now = weights_digest(rule)
-        if any((row["mechanism"], row["scenario"], row["weights"]) == (rule, law, now) for row in rows):
+        if any((row["mechanism"], row["scenario"], row["weights"]) == (rule, distribution, now) for row in rows):
             continue
-        rows = [row for row in rows if (row["mechanism"], row["scenario"]) != (rule, law)]
-        rows.append(measure(rule, law))
+        rows = [row for row in rows if (row["mechanism"], row["scenario"]) != (rule, distribution)]
+        rows.append(measure(rule, distribution))
         print(rows[-1], file=sys.stderr, flush=True)
         write_atomically(path, json.dumps(rows, indent=1) + "\n")
 

@@ -65,7 +65,7 @@ COMMANDS = {
 
 
 class ComparisonRow(TypedDict):
-    """Rule → ε bought over the fluid bound, and its standard error, in markets of one law and size."""
+    """Rule → ε bought over the fluid bound, and its standard error, in markets of one distribution and size."""
 
     scenario: str
     clients: int
@@ -75,31 +75,31 @@ class ComparisonRow(TypedDict):
 
 
 def compare(kept: list[ComparisonRow], seed: int = 7, clients_in_all: int = 20_000) -> list[ComparisonRow]:
-    """ε bought over the fluid bound: one row per law and size, the same markets for all rules.
+    """ε bought over the fluid bound: one row per distribution and size, the same markets for all rules.
 
     Rules that `kept` has are not computed again.
     """
     found = {(row["scenario"], row["clients"]): row for row in kept}
     rows = []
-    for law, money in BUDGET_PER_CLIENT.items():
+    for distribution, money in BUDGET_PER_CLIENT.items():
         for clients in SIZES:
             markets = clients_in_all // clients
-            types = scenario(law).sample(np.random.default_rng([seed, clients]), clients, (markets,))
-            bound = fluid_bound(scenario(law), clients, money * clients)
+            types = scenario(distribution).sample(np.random.default_rng([seed, clients]), clients, (markets,))
+            bound = fluid_bound(scenario(distribution), clients, money * clients)
             row: ComparisonRow = {
-                "scenario": law,
+                "scenario": distribution,
                 "clients": clients,
                 "markets": markets,
                 "ratio": {},
                 "error": {},
             }
-            before = found.get((law, clients))
+            before = found.get((distribution, clients))
             for name in COMPARED:
                 if before is not None and name in before["ratio"]:
                     row["ratio"][name] = before["ratio"][name]
                     row["error"][name] = before["error"][name]
                     continue
-                rule = mechanism(name, market=MarketFacts(scenario=law))
+                rule = mechanism(name, market=MarketFacts(scenario=distribution))
                 ratio = rule.run(types, money * clients).total_epsilon / bound
                 row["ratio"][name] = float(ratio.mean())
                 row["error"][name] = float(ratio.std() / markets**0.5)
@@ -165,7 +165,7 @@ def _measured(folder: Path) -> str:
             )
     header = [
         "weights",
-        "law",
+        "distribution",
         "N",
         "B",
         "markets",
@@ -237,7 +237,7 @@ def _misreports(rows: list[MisreportRow]) -> str:
     )
     header = [
         "rule",
-        "law",
+        "distribution",
         "of the fluid bound",
         "mean gain found (95 %)",
         "largest found",
@@ -245,7 +245,9 @@ def _misreports(rows: list[MisreportRow]) -> str:
         "largest, at most",
     ]
     computed = {(row["mechanism"], row["scenario"]) for row in rows}
-    missing = [f"`{rule}`, {law}" for rule, law in wanted() if (rule, law) not in computed]
+    missing = [
+        f"`{rule}`, {distribution}" for rule, distribution in wanted() if (rule, distribution) not in computed
+    ]
     later = f"\n\nNot computed yet (the command goes on): {'; '.join(missing)}." if missing else ""
     return f"{lead}\n\n{_table(header, table)}{later}"
 
@@ -256,7 +258,11 @@ def _unmeasured() -> str:
     for name, cases in SHIPPED_CASES.items():
         found = load(shipped(name), name).facts["measured"]["cases"]
         seen = {(case["scenario"], case["clients"]) for case in found}
-        missing += [f"`{name}`, {law}, N = {clients:,}" for law, clients, *_ in cases if (law, clients) not in seen]
+        missing += [
+            f"`{name}`, {distribution}, N = {clients:,}"
+            for distribution, clients, *_ in cases
+            if (distribution, clients) not in seen
+        ]
     if not missing:
         return ""
     why = "each deviation costs a whole auction; the command above goes on with it"
@@ -264,7 +270,7 @@ def _unmeasured() -> str:
 
 
 def _comparison(rows: list[ComparisonRow]) -> str:
-    header = ["law, N", *(f"`{name}`" for name in COMPARED)]
+    header = ["distribution, N", *(f"`{name}`" for name in COMPARED)]
     table = []
     for row in rows:
         best = max(row["ratio"].values())
@@ -289,11 +295,11 @@ def _tuning(rows: list[TuningRow]) -> str:
     steps = max(row["settings"]["steps"] for row in rows)
     lead = (
         f"## How the networks were tuned\n\nTrainings of {steps} steps, judged by one attack in markets that no "
-        "training saw (fewer points and starts than the strong one); means over the three laws. Every setting is "
-        f"in `tuning.json`. Made by `{COMMANDS['tuning']}`. Multipliers for groups were chosen in a longer run, "
-        "in which those of `mfg-regretnet` climbed in the smallest groups and cost value; in trials this short the "
-        "two differ little. What was tried for `mfg-regretnet` before was not kept in this form; what it led to is "
-        "on the theory page."
+        "training saw (fewer points and starts than the strong one); means over the three distributions. Every "
+        f"setting is in `tuning.json`. Made by `{COMMANDS['tuning']}`. Multipliers for groups were chosen in a "
+        "longer run, in which those of `mfg-regretnet` climbed in the smallest groups and cost value; in trials "
+        "this short the two differ little. What was tried for `mfg-regretnet` before was not kept in this form; "
+        "what it led to is on the theory page."
     )
     header = ["network", "trial"]
     for clients in sizes:
@@ -302,7 +308,7 @@ def _tuning(rows: list[TuningRow]) -> str:
 
 
 def _means(cases: list[CaseRow], sizes: list[int]) -> list[str]:
-    """Rows of regret and value by number of clients, means over the laws."""
+    """Rows of regret and value by number of clients, means over the distributions."""
     cells = []
     for clients in sizes:
         chosen = [case for case in cases if case["clients"] == clients]
@@ -334,16 +340,20 @@ def _menus() -> str:
     ratios = sorted({c["bias_to_noise"] for c in error})
     cells = {(c["scenario"], c["budget_per_client"], c["bias_to_noise"]): c for c in error}
     rows = []
-    for law, money in dict.fromkeys((c["scenario"], c["budget_per_client"]) for c in error):
-        gains = [cells[law, money, ratio] for ratio in ratios]
+    for distribution, money in dict.fromkeys((c["scenario"], c["budget_per_client"]) for c in error):
+        gains = [cells[distribution, money, ratio] for ratio in ratios]
         rows.append(
-            [f"{law}, {money:g}", *(f"{1 - gain['value'] / gain['posted_price_value']:.0%}" for gain in gains)]
+            [
+                f"{distribution}, {money:g}",
+                *(f"{1 - gain['value'] / gain['posted_price_value']:.0%}" for gain in gains),
+            ]
         )
     lead = (
         "## `mfg-menunet` for the aggregation error\n\nLess error than the same exact mechanism with a posted "
-        "price, N = 100, by law and budget per client; r = H²N/κ (validation markets, in the file's metadata)."
+        "price, N = 100, by distribution and budget per client; r = H²N/κ (validation markets, in the file's "
+        "metadata)."
     )
-    return f"{lead}\n\n{_table(['law, B/N', *(f'r = {ratio:g}' for ratio in ratios)], rows)}"
+    return f"{lead}\n\n{_table(['distribution, B/N', *(f'r = {ratio:g}' for ratio in ratios)], rows)}"
 
 
 def _speed(report: dict[str, float]) -> str:

@@ -95,15 +95,15 @@ TRIALS: tuple[Trial, ...] = (
 
 
 def run(trial: Trial) -> TuningRow:
-    """Trains with the settings of a trial and attacks the result on three laws and two sizes."""
+    """Trains with the settings of a trial and attacks the result on three distributions and two sizes."""
     torch.set_num_threads(1)
     chosen = trial.recipe()
     with TemporaryDirectory() as folder:
         out = Path(folder) / "w.safetensors"
-        done = run_recipe(chosen, [scenario(law) for law in chosen.scenarios], out)
+        done = run_recipe(chosen, [scenario(distribution) for distribution in chosen.scenarios], out)
         cases = [
-            (scenario(law), clients, money * clients, markets)
-            for law, money in BUDGET_PER_CLIENT.items()
+            (scenario(distribution), clients, money * clients, markets)
+            for distribution, money in BUDGET_PER_CLIENT.items()
             for clients, markets in MARKETS.items()
         ]
         started = time.monotonic()

@@ -99,11 +99,11 @@ def paper_bids(accuracy: NDArray[np.float64], seed: int) -> Bids:
     return drawn.replace(valuation=ValuationFunction(1.0, 0.0, 0.0)(accuracy, drawn.epsilon, nothing, nothing))
 
 
-def figures(rule: str, bids: Bids, law: Distribution) -> dict[str, float]:
+def figures(rule: str, bids: Bids, distribution: Distribution) -> dict[str, float]:
     """What a rule buys in one market."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # learned rules warn of valuations that they were not trained on
-        outcome = pm.mechanism(rule, market=MarketFacts.of(law)).run(bids, BUDGET)
+        outcome = pm.mechanism(rule, market=MarketFacts.of(distribution)).run(bids, BUDGET)
     sold = outcome.epsilon
     cost = bids.valuation * sold
     little = bids.epsilon < LITTLE
@@ -139,9 +139,10 @@ def markets(cache_folder: Path) -> dict[str, Any]:
         pooled = Bids(
             np.concatenate([one.valuation for one in past]), np.concatenate([one.epsilon for one in past])
         )
-        law = EmpiricalDistribution("past bids", pooled, epsilon_max=uniform.epsilon_max)
+        distribution = EmpiricalDistribution("past bids", pooled, epsilon_max=uniform.epsilon_max)
         found["rules"][f"v = u/ε, α = {alpha}"] = {
-            rule: [figures(rule, paper_bids(measured[alpha][seed], seed), law) for seed in SEEDS] for rule in RULES
+            rule: [figures(rule, paper_bids(measured[alpha][seed], seed), distribution) for seed in SEEDS]
+            for rule in RULES
         }
     return found
 

@@ -33,9 +33,9 @@ MARKETS = {10: 50, 30: 20, 100: 10, 300: 3, 1000: 1}
 def _cases(markets: dict[int, int]) -> tuple[Case, ...]:
     """Table II, and other sizes at the same budget per client."""
     return tuple(
-        (law, clients, money * clients, count)
+        (distribution, clients, money * clients, count)
         for clients, count in markets.items()
-        for law, money in BUDGET_PER_CLIENT.items()
+        for distribution, money in BUDGET_PER_CLIENT.items()
     )
 
 
@@ -55,7 +55,7 @@ RATION_HETEROGENEITY = (0.03, 0.1, 0.3, 1.0)
 
 
 def menu_points() -> list[DesignPoint]:
-    """Total ε once, and the aggregation error over laws, budgets and ratios of bias to noise."""
+    """Total ε once, and the aggregation error over distributions, budgets and ratios of bias to noise."""
     points = [DesignPoint(scenario("uniform"), MENU_CLIENTS, MENU_CLIENTS / 2, TOTAL_EPSILON)]
     for name in TABLE_I:
         for budget in MENU_BUDGETS:
@@ -66,7 +66,7 @@ def menu_points() -> list[DesignPoint]:
 
 
 def ration_points() -> list[DesignPoint]:
-    """The error under aggregate trust over laws, budgets and ratios of bias to noise."""
+    """The error under aggregate trust over distributions, budgets and ratios of bias to noise."""
     return [
         DesignPoint(scenario(name), MENU_CLIENTS, budget * MENU_CLIENTS, AggregateError(1.0, heterogeneity))
         for name in TABLE_I
@@ -83,8 +83,8 @@ def stamp(path: Path, name: str, cases: Sequence[Case], note: Callable[..., None
         rows = [row for row in stored.facts["measured"].get("cases", []) if _case(row) in cases]
         if any(_case(row) == case for row in rows):
             continue
-        law, clients, budget, markets = case
-        market = (scenario(law), clients, budget, markets)
+        distribution, clients, budget, markets = case
+        market = (scenario(distribution), clients, budget, markets)
         found = measure(mechanism(name, weights=path), [market], attacked=attacked.get(clients))["cases"]
         note(found[0], file=sys.stderr, flush=True)
         measured = summary([*rows, *found])
@@ -107,7 +107,7 @@ def main(name: str) -> None:
         return
     chosen: Recipe = recipe(name)
     if not (place.exists() and Recipe.from_json(load(place, name).facts["recipe"]) == chosen):
-        run_recipe(chosen, [scenario(law) for law in chosen.scenarios], place, _note)
+        run_recipe(chosen, [scenario(distribution) for distribution in chosen.scenarios], place, _note)
     cases = {
         "mfg-regretnet": CASES,
         "mfg-regretnet:literal": LITERAL_CASES,

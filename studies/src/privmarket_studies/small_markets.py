@@ -27,7 +27,7 @@ from privmarket_studies.page_text import table_row
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "small-markets"
 NAME = "small-markets.json"
 COMMAND = "python -m privmarket_studies.small_markets docs/results/small-markets"
-LAWS = ("uniform", "bimodal", "lognormal", "valuation-function")
+DISTRIBUTIONS = ("uniform", "bimodal", "lognormal", "valuation-function")
 CLIENTS = (2, 3, 4)
 BUDGET_PER_CLIENT = 0.5
 
@@ -58,9 +58,9 @@ def rule_names() -> list[str]:
     return [name for name in pm.mechanism_names() if ":" not in name]
 
 
-def measure(law: str, clients: int) -> MarketRow:
+def measure(distribution: str, clients: int) -> MarketRow:
     """Solves one grid and clears every profile of it by every rule."""
-    of = pm.scenario(law)
+    of = pm.scenario(distribution)
     grid = TypeGrid.of(of)
     budget = BUDGET_PER_CLIENT * clients
     best = exact_optimum(grid, clients, budget)
@@ -82,7 +82,7 @@ def measure(law: str, clients: int) -> MarketRow:
         )
     rules.sort(key=lambda row: -row["ratio"])
     return {
-        "law": law,
+        "law": distribution,
         "clients": clients,
         "budget": budget,
         "optimum": best.total_epsilon,
@@ -97,17 +97,21 @@ def page(rows: list[MarketRow]) -> str:
         "# Small markets: how far is each rule from the best truthful one?",
         "",
         "Half a unit of money per client. Types lie on a grid of six valuations and two offers that stands for "
-        "each law. The optimum is the most ε that any rule buys in expectation which is truthful in v, pays at "
-        "least the cost and keeps the budget on *every* profile; "
+        "each distribution. The optimum is the most ε that any rule buys in expectation which is truthful in v, "
+        "pays at least the cost and keeps the budget on *every* profile; "
         "[how it is computed](../../theory/fluid-bound.md). Every "
         f"profile was cleared, so there is no sampling error. Computed by `{COMMAND}`.",
         "",
         "A ratio above 1 is only possible for a rule that breaks one of these promises; the table says which.",
         "",
     ]
-    for law in dict.fromkeys(row["law"] for row in rows):
-        markets = [row for row in rows if row["law"] == law]
-        lines += [f"## {law}", "", table_row(["rule", *(f"{row['clients']} clients" for row in markets), "notes"])]
+    for distribution in dict.fromkeys(row["law"] for row in rows):
+        markets = [row for row in rows if row["law"] == distribution]
+        lines += [
+            f"## {distribution}",
+            "",
+            table_row(["rule", *(f"{row['clients']} clients" for row in markets), "notes"]),
+        ]
         lines.append(table_row(["---"] * (len(markets) + 2)))
         names = sorted(
             (rule["rule"] for rule in markets[0]["rules"]),
@@ -146,12 +150,12 @@ def main(folder: Path) -> None:
     rows: list[MarketRow] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     rows = [row for row in rows if {rule["rule"] for rule in row["rules"]} == set(rule_names())]
     have = {(row["law"], row["clients"]) for row in rows}
-    for law in LAWS:
+    for distribution in DISTRIBUTIONS:
         for clients in CLIENTS:
-            if (law, clients) not in have:
-                rows.append(measure(law, clients))
+            if (distribution, clients) not in have:
+                rows.append(measure(distribution, clients))
                 write_atomically(path, json.dumps(rows, indent=1) + "\n")
-                print(law, clients, file=sys.stderr)
+                print(distribution, clients, file=sys.stderr)
     write_atomically(folder / "README.md", page(rows))
 
 

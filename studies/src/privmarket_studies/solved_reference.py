@@ -22,7 +22,7 @@ class SolvedReference:
     of a market of that size. The game knows one budget per client; money is scaled to each market's own.
 
     Attributes:
-        equilibrium: the solved game; its law should be that of the training.
+        equilibrium: the solved game; its distribution should be that of the training.
         time: the round, from 0, whose price is meant.
     """
 

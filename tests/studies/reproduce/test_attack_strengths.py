@@ -124,9 +124,9 @@ def test_a_market_is_said_to_bind_where_its_budget_is_spent():
 
 
 def test_the_untrained_network_is_a_mechanism_of_its_own(market):
-    law = scenario("uniform")
-    before = rule_for(UNTRAINED, law).run(market, 6.0)
-    after = rule_for("mfg-regretnet", law).run(market, 6.0)
+    distribution = scenario("uniform")
+    before = rule_for(UNTRAINED, distribution).run(market, 6.0)
+    after = rule_for("mfg-regretnet", distribution).run(market, 6.0)
     assert before.spend <= 6.0 * (1 + 1e-9)
     assert np.abs(before.epsilon - after.epsilon).max() > 1e-3
-    np.testing.assert_array_equal(before.epsilon, rule_for(UNTRAINED, law).run(market, 6.0).epsilon)
+    np.testing.assert_array_equal(before.epsilon, rule_for(UNTRAINED, distribution).run(market, 6.0).epsilon)

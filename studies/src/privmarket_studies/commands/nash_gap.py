@@ -26,7 +26,7 @@ def nash_gap(
     out: Annotated[Path, typer.Option(help="Folder for nash-gap.json and the figures; resumes from it.")] = Path(
         "out/nash-gap"
     ),
-    scenario: Annotated[str, typer.Option(help="The law of clients, a scenario of Table II.")] = "uniform",
+    scenario: Annotated[str, typer.Option(help="The distribution of clients, a scenario of Table II.")] = "uniform",
     sizes: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,30,100,300,1000,3000",
     seeds: Annotated[int, typer.Option(help="Runs per number of clients.")] = 40,
     search_seeds: Annotated[int, typer.Option(help="Runs per shading that is tried; 0: none.")] = 200,

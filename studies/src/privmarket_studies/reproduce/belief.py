@@ -1,4 +1,4 @@
-"""One cell about wrong beliefs: a rule that was told, or trained on, one law and meets clients of another."""
+"""One cell about wrong beliefs: a rule is told, or trained on, one distribution and meets clients of another."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _PAST = 3  # the stream of random numbers that past bids are drawn from
 
 
 def run(config: Config, seed: int, scratch: Path) -> Result:
-    """Config: mechanism, settings, believed (a law), past (how many bids of it are known, 0: the law itself), truth
-    (a law), scale (true valuations are so many times the law's: a drift), clients, budget, markets.
+    """Config: mechanism, settings, believed (a distribution), past (how many bids of it are known, 0: the
+    distribution itself), truth (a distribution), scale (true valuations are so many times the distribution's: a
+    drift), clients, budget, markets.
     """
     believed: Distribution = scenario(config["believed"])
     if config["past"]:
@@ -37,12 +38,12 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
 
 
 def run_trained(config: Config, seed: int, scratch: Path) -> Result:
-    """Config: believed (the law that a short training of MFG-RegretNet draws markets from), steps, truths, clients,
-    budget, markets. One result per true law.
+    """Config: believed (the distribution that a short training of MFG-RegretNet draws markets from), steps, truths,
+    clients, budget, markets. One result per true distribution.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     clients, out = config["clients"], scratch / "weights.safetensors"
-    # The budgets per client of Table II: one training must serve what each law is met with.
+    # The budgets per client of Table II: one training must serve what each distribution is met with.
     chosen = recipe("mfg-regretnet", "quick", clients=(clients, clients), budget_per_client=(0.4, 1.2))
     short = {"steps": config["steps"], "rows": 800, "attack.rows": 400, "steering.first": 1.0, "steering.rate": 0.1}
     short |= {"alignment.anneal_steps": config["steps"] // 2, "seed": seed}
@@ -59,20 +60,20 @@ def run_trained(config: Config, seed: int, scratch: Path) -> Result:
 
 
 def _met(rule: Mechanism, config: Config, seed: int) -> Result:
-    """What the rule does with clients of the true law, and what a quick attack gains."""
-    law, clients, budget = scenario(config["truth"]), config["clients"], float(config["budget"])
+    """What the rule does with clients of the true distribution, and what a quick attack gains."""
+    distribution, clients, budget = scenario(config["truth"]), config["clients"], float(config["budget"])
     factor = config["scale"]
     if factor != 1.0:
-        assert isinstance(law, IndependentDistribution)
-        drawn = law.valuation
-        law = replace(law, valuation=lambda u: factor * drawn(u))
+        assert isinstance(distribution, IndependentDistribution)
+        drawn = distribution.valuation
+        distribution = replace(distribution, valuation=lambda u: factor * drawn(u))
     rng = np.random.default_rng([seed, clients])
-    types = law.sample(rng, clients, (config["markets"],))
+    types = distribution.sample(rng, clients, (config["markets"],))
     with outside_training():
         merit = judge(types, rule.run(types, budget), budget)
         found = TrainingAttack()(rule, types[0], budget, rng)
     return {
-        "fluid_ratio": merit.epsilon / fluid_bound(law, clients, budget),
+        "fluid_ratio": merit.epsilon / fluid_bound(distribution, clients, budget),
         "spend_over_budget": merit.spend / budget,
         "over_budget": merit.over_budget,
         "underpaid": merit.underpaid,

@@ -1,4 +1,4 @@
-"""Wrong beliefs: rules that were told or trained on one law and meet another, a drifting one, or few past bids."""
+"""Wrong beliefs: rules told or trained on one distribution meet another, a drifting one, or few past bids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAST = (10, 30, 100, 1000)
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Every pair of laws, a drift of valuations, few past bids, and networks trained on one law."""
+    """Every pair of distributions, a drift of valuations, few past bids, and networks trained on one of them."""
     markets, seeds = scale.pick(200, 20), scale.seeds_or(5, 1)
     rules = ("mfg-pricing", "mean-field-menu") if scale.quick else RULES
     made = [
@@ -53,9 +53,9 @@ def cells(scale: Scale) -> list[Cell]:
         _cell(rule, "uniform", "uniform", s, markets, drift=d) for rule in rules for d in DRIFTS for s in seeds
     ]
     made += [
-        _cell(rule, law, law, s, markets, past=n)
+        _cell(rule, distribution, distribution, s, markets, past=n)
         for rule in (rules[:1] if scale.quick else ("mfg-pricing", "mfg-menunet"))
-        for law in ("uniform", "lognormal")
+        for distribution in ("uniform", "lognormal")
         for n in PAST
         for s in seeds
     ]
@@ -63,11 +63,11 @@ def cells(scale: Scale) -> list[Cell]:
     made += [
         Cell(
             "belief-training",
-            {"believed": law, "steps": steps, "truths": BUDGETS, "clients": 100, "markets": markets},
+            {"believed": distribution, "steps": steps, "truths": BUDGETS, "clients": 100, "markets": markets},
             seed,
             steps / 100,
         )
-        for law in (list(BUDGETS)[:1] if scale.quick else BUDGETS)
+        for distribution in (list(BUDGETS)[:1] if scale.quick else BUDGETS)
         for seed in scale.seeds_or(3, 1)
     ]
     return list({cell.slot: cell for cell in made}.values())
@@ -95,13 +95,13 @@ def render(results: Results) -> ResultPage:
     blocks: list[Block] = [
         prose("beliefs-set-up"),
         Figure("beliefs-drift", _DRIFT, lambda: _draw(results)),
-        Text("## Told one law, met by another"),
-        *(_laws(results, figure) for figure in ("fluid_ratio", "over_budget", "regret")),
+        Text("## Told one distribution, met by another"),
+        *(_told_and_true(results, figure) for figure in ("fluid_ratio", "over_budget", "regret")),
         Text("## Valuations that drift away"),
         _drifts(results),
         Text("## Few past bids"),
         _few(results),
-        Text("## Networks trained on one law"),
+        Text("## Networks trained on one distribution"),
         _trained(results),
         _learned(results),
         *failure_text(results),
@@ -111,7 +111,7 @@ def render(results: Results) -> ResultPage:
 
 _DRIFT = "Uniform, N = 100, B = 50, valuations times a factor that nobody told the rule about; mean over seeds."
 _NAMES = {
-    "fluid_ratio": ("ε bought over the fluid bound of the true law", ".3f"),
+    "fluid_ratio": ("ε bought over the fluid bound of the true distribution", ".3f"),
     "over_budget": ("share of markets that spend more than the budget", ".1%"),
     "regret": ("mean gain from misreports (training's attack) over the mean payment", ".2%"),
 }
@@ -128,7 +128,7 @@ def _text(results: Results, figure: str, rule: str, **where: object) -> str:
     return "0" if found.mean == 0 else found.text(_NAMES[figure][1])
 
 
-def _laws(results: Results, figure: str) -> Table:
+def _told_and_true(results: Results, figure: str) -> Table:
     pairs = [(believed, truth) for truth in BUDGETS for believed in BUDGETS]
     rows = [
         [rule, *(_text(results, figure, rule, believed=believed, truth=truth) for believed, truth in pairs)]
@@ -153,34 +153,34 @@ def _drifts(results: Results) -> Table:
 
 def _few(results: Results) -> Table:
     rows = []
-    for law in ("uniform", "lognormal"):
+    for distribution in ("uniform", "lognormal"):
         for rule in ("mfg-pricing", "mfg-menunet"):
             texts = []
             for n in (*PAST, 0):
-                where = {"believed": law, "truth": law, "past": n}
+                where = {"believed": distribution, "truth": distribution, "past": n}
                 bought, over = (_text(results, name, rule, **where) for name in ("fluid_ratio", "over_budget"))
                 texts.append(bought if bought == over else f"{bought} ({over})")
-            rows.append([law, rule, *texts])
-    columns = ("law", "mechanism", *(f"{n:,} past bids" for n in PAST), "the law itself")
+            rows.append([distribution, rule, *texts])
+    columns = ("distribution", "mechanism", *(f"{n:,} past bids" for n in PAST), "the distribution itself")
     caption = "ε bought over the fluid bound (markets over budget); mean ± std over seeds"
     return Table("beliefs-past", caption, columns, rows)
 
 
 def _trained(results: Results) -> Table:
     rows = []
-    for law in BUDGETS:
-        found = results.all("belief-training", believed=law)
+    for distribution in BUDGETS:
+        found = results.all("belief-training", believed=distribution)
         texts = [
             f"{_over(found, truth, 'fluid_ratio', '.3f')} / {_over(found, truth, 'regret', '.2%')}"
             if found
             else NOT_COMPUTED
             for truth in BUDGETS
         ]
-        rows.append([law, *texts, str(len(found))])
+        rows.append([distribution, *texts, str(len(found))])
     columns = ("trained on", *(f"met by {truth}" for truth in BUDGETS), "seeds")
     steps = next((r.cell.config["steps"] for r in results.all("belief-training")), 0)
     shown = "ε bought over the true fluid bound / gain from misreports"
-    caption = f"`mfg-regretnet` after {steps} steps on one law: {shown}"
+    caption = f"`mfg-regretnet` after {steps} steps on one distribution: {shown}"
     return Table("beliefs-trained", caption, columns, rows)
 
 
@@ -218,7 +218,7 @@ def _draw(results: Results) -> Drawing:
         axes.set_xticks(DRIFTS, [f"{d:g}" for d in DRIFTS])
         axes.minorticks_off()
         axes.grid(alpha=0.25)
-    panels[0].set_ylabel("ε bought / fluid bound of the true law")
+    panels[0].set_ylabel("ε bought / fluid bound of the true distribution")
     panels[1].set_ylabel("share of markets over budget")
     handles, labels = panels[0].get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)

@@ -25,11 +25,11 @@ def run_ascent(config: Config, seed: int, scratch: Path) -> Result:
 
     Config: mechanism, scenario, clients, budget, start (`truth` or `uniform`). The markets are those of RQ1.
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
     rng = np.random.default_rng([seed, clients])
     with outside_training():
-        rule = rule_for(config["mechanism"], law)
-        types = law.sample(rng, clients, (PAYMENT_MARKETS,))
+        rule = rule_for(config["mechanism"], distribution)
+        types = distribution.sample(rng, clients, (PAYMENT_MARKETS,))
         paid = judge(types, rule.run(types, budget), budget).mean_payment
         found = PaperAscent(start=config["start"])(rule, types[0], budget, rng)
     share = gain_shares(found.gain, paid, budget)
@@ -42,11 +42,11 @@ def run_over_offer(config: Config, seed: int, scratch: Path) -> Result:
     Config: mechanism, scenario, clients, budget, attack (of `OVER_OFFERS`). The markets are those of RQ1. `alone`
     means that v stays truthful.
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
     rng = np.random.default_rng([seed, clients])
     with outside_training():
-        rule = rule_for(config["mechanism"], law)
-        types = law.sample(rng, clients, (PAYMENT_MARKETS,))
+        rule = rule_for(config["mechanism"], distribution)
+        types = distribution.sample(rng, clients, (PAYMENT_MARKETS,))
         paid = judge(types, rule.run(types, budget), budget).mean_payment
         only_epsilon, joint = OVER_OFFERS[config["attack"]]
         alone = only_epsilon(rule, types[0], budget, rng)
@@ -66,11 +66,11 @@ def run_market_regret(config: Config, seed: int, scratch: Path) -> Result:
     Config: mechanism, scenario, clients, budget, attack (of `LEVELS`). A seed is a market. Gains of all clients are
     over the mean payment in this market.
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
     rng = np.random.default_rng([seed, clients])
     with outside_training() as said:
-        rule = rule_for(config["mechanism"], law)
-        types = law.sample(rng, clients)
+        rule = rule_for(config["mechanism"], distribution)
+        types = distribution.sample(rng, clients)
         merit = judge(types, rule.run(types, budget), budget)
         found = LEVELS[config["attack"]].joint(rule, types, budget, rng)
     share = gain_shares(found.gain, merit.mean_payment, budget)
@@ -80,7 +80,7 @@ def run_market_regret(config: Config, seed: int, scratch: Path) -> Result:
         "gainers": float((share > 0).mean()),
         "mean_payment": merit.mean_payment,
         "spend_over_budget": merit.spend / budget,
-        "fluid_ratio": merit.epsilon / fluid_bound(law, clients, budget),
+        "fluid_ratio": merit.epsilon / fluid_bound(distribution, clients, budget),
         "outside_training": said,
     }
 
@@ -90,11 +90,11 @@ def run_coalition(config: Config, seed: int, scratch: Path) -> Result:
 
     Config: mechanism, scenario, clients, budget, size, markets. Gains over the coalitions' truthful pay.
     """
-    law, clients = scenario(config["scenario"]), config["clients"]
+    distribution, clients = scenario(config["scenario"]), config["clients"]
     rng = np.random.default_rng([seed, clients])
-    types = law.sample(rng, clients, (config["markets"],))
+    types = distribution.sample(rng, clients, (config["markets"],))
     with outside_training():
-        rule = rule_for(config["mechanism"], law)
+        rule = rule_for(config["mechanism"], distribution)
         found = CoalitionAttack(config["size"])(rule, types, float(config["budget"]), rng)
     paid = max(float(found.truthful_pay.mean()), 1e-12)
     return {

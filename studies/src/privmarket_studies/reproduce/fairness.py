@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-LAWS = {"uniform": 50, "lognormal": 100}
+DISTRIBUTIONS = {"uniform": 50, "lognormal": 100}
 FLOORS: dict[str, dict[str, object]] = {
     "mfg-menunet, service floor": {"service_share": 0.1, "service_valuation": 1.0},
     "mfg-menunet, compensation floor": {"unit_compensation": 0.5},
@@ -37,13 +37,18 @@ TITLE = "Fairness: who sells, and who is paid?"
 def cells(scale: Scale) -> list[Cell]:
     """Every rule, and the learned menu with each floor (on Uniform)."""
     markets, seeds = scale.pick(200, 20), scale.seeds_or(5, 2)
-    made = [_cell(rule, {}, law, b, markets, s) for law, b in LAWS.items() for rule in RULES for s in seeds]
+    made = [
+        _cell(rule, {}, distribution, b, markets, s)
+        for distribution, b in DISTRIBUTIONS.items()
+        for rule in RULES
+        for s in seeds
+    ]
     made += [_cell("mfg-menunet", floor, "uniform", 50, markets, s) for floor in FLOORS.values() for s in seeds]
     return made
 
 
-def _cell(rule: str, settings: dict[str, object], law: str, budget: int, markets: int, seed: int) -> Cell:
-    config = {"mechanism": rule, "settings": settings, "scenario": law}
+def _cell(rule: str, settings: dict[str, object], distribution: str, budget: int, markets: int, seed: int) -> Cell:
+    config = {"mechanism": rule, "settings": settings, "scenario": distribution}
     return Cell("fairness", {**config, "clients": 100, "budget": budget, "markets": markets}, seed, markets / 200)
 
 
@@ -52,7 +57,11 @@ def render(results: Results) -> ResultPage:
     blocks: list[Block] = [
         prose("fairness-set-up", seeds=results.seeds, floors=FLOORS),
         Figure("fairness-fifths", _CAPTION, lambda: _draw(results)),
-        *(_table(results, law, figure) for law in LAWS for figure in ("sell", "epsilon", "pay")),
+        *(
+            _table(results, distribution, figure)
+            for distribution in DISTRIBUTIONS
+            for figure in ("sell", "epsilon", "pay")
+        ),
         Text("## What floors change"),
         floor_table(results),
         _learned(results),
@@ -71,22 +80,22 @@ _SPECS = {"sell": ".1%", "epsilon": ".2f", "pay": ".2f"}
 
 
 def fifth(
-    results: Results, law: str, rule: str, settings: dict[str, object], figure: str, place: int
+    results: Results, distribution: str, rule: str, settings: dict[str, object], figure: str, place: int
 ) -> Measured | None:
     """A figure of one fifth of the clients, over the seeds; None if it was not measured."""
-    found = results.values("fifths", "fairness", scenario=law, mechanism=rule, settings=settings)
+    found = results.values("fifths", "fairness", scenario=distribution, mechanism=rule, settings=settings)
     return Measured.of(fifths[place][figure] for fifths in found) if found else None
 
 
-def _table(results: Results, law: str, figure: str) -> Table:
+def _table(results: Results, distribution: str, figure: str) -> Table:
     rows = []
     for rule in RULES:
-        values = [fifth(results, law, rule, {}, figure, place) for place in range(FIFTHS)]
-        absent = results.absent("fairness", scenario=law, mechanism=rule)
+        values = [fifth(results, distribution, rule, {}, figure, place) for place in range(FIFTHS)]
+        absent = results.absent("fairness", scenario=distribution, mechanism=rule)
         rows.append([rule, *(absent if v is None else v.text(_SPECS[figure]) for v in values)])
-    seeds = results.over_seeds("fairness", scenario=law)
-    caption = f"{law}, N = 100, B = {LAWS[law]}: {_WORDS[figure]}, by fifth; {seeds}"
-    return Table(f"fairness-{law}-{figure}", caption, ("mechanism", *_heads()), rows)
+    seeds = results.over_seeds("fairness", scenario=distribution)
+    caption = f"{distribution}, N = 100, B = {DISTRIBUTIONS[distribution]}: {_WORDS[figure]}, by fifth; {seeds}"
+    return Table(f"fairness-{distribution}-{figure}", caption, ("mechanism", *_heads()), rows)
 
 
 def _heads() -> list[str]:

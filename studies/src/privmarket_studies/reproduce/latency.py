@@ -22,8 +22,8 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     Memory is the peak of resident memory during an auction above what was resident before, for all rules alike.
     """
     rng = np.random.default_rng([seed, config["clients"]])
-    law = scenario("uniform")
-    rule, bids = rule_for(config["mechanism"], law), law.sample(rng, config["clients"])
+    distribution = scenario("uniform")
+    rule, bids = rule_for(config["mechanism"], distribution), distribution.sample(rng, config["clients"])
     with outside_training():
         rule.run(bids, bids.clients / 2)  # loads weights, fills caches
         memory = _peak_bytes(lambda: rule.run(bids, bids.clients / 2))
@@ -41,8 +41,8 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
 def run_deviations(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, clients, seconds. What each of N clients would get with one other report."""
     rng = np.random.default_rng([seed, config["clients"]])
-    law = scenario("uniform")
-    rule, bids = rule_for(config["mechanism"], law), law.sample(rng, config["clients"])
+    distribution = scenario("uniform")
+    rule, bids = rule_for(config["mechanism"], distribution), distribution.sample(rng, config["clients"])
     # New reports each time: nothing that an earlier call kept can answer this one.
     reports = iter([bids.replace(valuation=bids.valuation * f) for f in np.linspace(0.8, 1.2, 200)] * 1000)
     with outside_training():

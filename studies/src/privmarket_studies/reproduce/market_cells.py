@@ -18,13 +18,13 @@ _SIZES_STREAM = 1
 
 
 def run_efficiency(config: Config, seed: int, scratch: Path) -> Result:
-    """One cell of RQ3: what a rule buys and pays in many markets drawn from one law.
+    """One cell of RQ3: what a rule buys and pays in many markets drawn from one distribution.
 
     Config: mechanism, scenario, clients, budget, markets (the paper's rounds).
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
-    rule = rule_for(config["mechanism"], law)
-    types = law.sample(np.random.default_rng([seed, clients]), clients, (config["markets"],))
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    rule = rule_for(config["mechanism"], distribution)
+    types = distribution.sample(np.random.default_rng([seed, clients]), clients, (config["markets"],))
     with outside_training() as said:
         outcome = rule.run(types, budget)
     merit = judge(types, outcome, budget)
@@ -36,7 +36,7 @@ def run_efficiency(config: Config, seed: int, scratch: Path) -> Result:
         "welfare_over_budget": merit.welfare / budget,
         "epsilon": merit.epsilon,
         "epsilon_per_money": merit.epsilon_per_money,
-        "fluid_ratio": merit.epsilon / fluid_bound(law, clients, budget),
+        "fluid_ratio": merit.epsilon / fluid_bound(distribution, clients, budget),
         "underpaid": merit.underpaid,
         "over_offer": merit.over_offer,
         "sellers": merit.participation,
@@ -54,13 +54,13 @@ def run_printed_row(config: Config, seed: int, scratch: Path) -> Result:
 
     Config: mechanism, clients, budget, markets, sizes (whether clients have data sizes from 10 to 500).
     """
-    law, clients, budget = scenario("uniform"), config["clients"], float(config["budget"])
-    types = law.sample(np.random.default_rng([seed, clients]), clients, (config["markets"],))
+    distribution, clients, budget = scenario("uniform"), config["clients"], float(config["budget"])
+    types = distribution.sample(np.random.default_rng([seed, clients]), clients, (config["markets"],))
     if config["sizes"]:
         draws = np.random.default_rng([seed, clients, _SIZES_STREAM])
         types = types.replace(data_size=draws.integers(_SIZES[0], _SIZES[1] + 1, types.shape).astype(np.float64))
     with outside_training():
-        outcome = rule_for(config["mechanism"], law).run(types, budget)
+        outcome = rule_for(config["mechanism"], distribution).run(types, budget)
     merit = judge(types, outcome, budget)
     # Single precision adds payments that use up the budget to a little more than it in some rounds.
     added = outcome.payment.astype(np.float32).sum(axis=-1, dtype=np.float32)
@@ -78,9 +78,9 @@ def run_fairness(config: Config, seed: int, scratch: Path) -> Result:
 
     Config: mechanism, settings, scenario, clients, budget, markets. Fifths of all clients, cheapest first.
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
-    rule = rule_for(config["mechanism"], law, **config["settings"])
-    types = law.sample(np.random.default_rng([seed, clients]), clients, (config["markets"],))
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    rule = rule_for(config["mechanism"], distribution, **config["settings"])
+    types = distribution.sample(np.random.default_rng([seed, clients]), clients, (config["markets"],))
     with outside_training() as said:
         outcome = rule.run(types, budget)
     order = np.argsort(types.valuation, axis=None, kind="stable")
@@ -100,7 +100,7 @@ def run_fairness(config: Config, seed: int, scratch: Path) -> Result:
     return {
         "fifths": fifths,
         "epsilon": float(outcome.total_epsilon.mean()),
-        "fluid_ratio": float(outcome.total_epsilon.mean()) / fluid_bound(law, clients, budget),
+        "fluid_ratio": float(outcome.total_epsilon.mean()) / fluid_bound(distribution, clients, budget),
         "sell": float((sold > 0).mean()),
         "least_unit_price": float((paid[sold > 0] / sold[sold > 0]).min()) if (sold > 0).any() else None,
         "outside_training": said,

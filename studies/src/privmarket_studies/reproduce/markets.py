@@ -30,9 +30,9 @@ UNTRAINED = "mfg-regretnet:untrained"
 EXACT = ("pac", "mean-field-menu", "mfg-menunet")
 
 
-def rule_for(name: str, law: Distribution, **settings: object) -> Mechanism:
-    """The rule called `name`, told the market's public law and limit where it wants to know them."""
-    return mechanism(name, market=MarketFacts.of(law), **settings)
+def rule_for(name: str, distribution: Distribution, **settings: object) -> Mechanism:
+    """The rule called `name`, told the market's public distribution and limit where it wants to know them."""
+    return mechanism(name, market=MarketFacts.of(distribution), **settings)
 
 
 @contextmanager

@@ -26,12 +26,12 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     `markets`, 1 where it is not given, says in how many markets all clients are attacked. Gains are shares of the
     rule's own mean payment per client in this setting.
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
     # Seeds draw the same markets for every rule.
     rng = np.random.default_rng([seed, clients])
     with outside_training() as said:
-        rule = rule_for(config["mechanism"], law)
-        types = law.sample(rng, clients, (PAYMENT_MARKETS,))
+        rule = rule_for(config["mechanism"], distribution)
+        types = distribution.sample(rng, clients, (PAYMENT_MARKETS,))
         merit = judge(types, rule.run(types, budget), budget)
         paid = merit.mean_payment
         attacked = types[0] if config.get("markets", 1) == 1 else types[: config["markets"]]

@@ -34,11 +34,11 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     Seed 0 is the weights that ship; another seed trains their recipe, read from the weights' own file, anew. A
     training that was stopped goes on from its checkpoint.
     """
-    name, law = config["mechanism"], scenario(config["scenario"])
+    name, distribution = config["mechanism"], scenario(config["scenario"])
     clients, budget = config["clients"], float(config["budget"])
     rule = mechanism_class(name)(weights=_weights(name, seed, config["steps"], scratch))
     rng = np.random.default_rng([_MARKETS_SEED, clients])
-    types = law.sample(rng, clients, (config["markets"],))
+    types = distribution.sample(rng, clients, (config["markets"],))
     levels = list(STRENGTHS)
     attack = combined(*(STRENGTHS[level] for level in levels[: levels.index(config["attack"]) + 1]))
     with outside_training():
@@ -46,7 +46,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         gain = attack(rule, types, budget, rng).gain
         found = {
             "regret": float(gain_shares(gain, paid, budget).mean()),
-            "fluid_ratio": value(rule, law, clients, budget, _MARKETS_SEED)["fluid_ratio"],
+            "fluid_ratio": value(rule, distribution, clients, budget, _MARKETS_SEED)["fluid_ratio"],
         }
     shutil.rmtree(scratch, ignore_errors=True)
     return found
@@ -58,16 +58,16 @@ def run_menu(config: Config, seed: int, scratch: Path) -> Result:
     Config: mechanism, objective (a name of `MENU_GOALS`), heterogeneity, scenario, clients, budget, markets, steps
     (None: all).
     """
-    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    distribution, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
     goal = MENU_GOALS[config["objective"]](heterogeneity=config["heterogeneity"])
     weights = None
     if seed:
         search = DEFAULT_SEARCH if config["steps"] is None else replace(DEFAULT_SEARCH, steps=config["steps"])
         scratch.mkdir(parents=True, exist_ok=True)
         weights = scratch / "weights.safetensors"
-        learn_menus([DesignPoint(law, clients, budget, goal)], weights, seed, search)
-    types = law.sample(np.random.default_rng([_MARKETS_SEED, clients]), clients, (config["markets"],))
-    menu = MfgMenuNet(goal, scenario=law.name, weights=weights)
+        learn_menus([DesignPoint(distribution, clients, budget, goal)], weights, seed, search)
+    types = distribution.sample(np.random.default_rng([_MARKETS_SEED, clients]), clients, (config["markets"],))
+    menu = MfgMenuNet(goal, scenario=distribution.name, weights=weights)
     learned, posted = (goal.value(rule.run(types, budget), types).mean() for rule in (menu, MeanFieldMenu()))
     shutil.rmtree(scratch, ignore_errors=True)
     return {"error_ratio": float(learned / posted)}

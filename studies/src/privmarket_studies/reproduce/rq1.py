@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-Setting = tuple[int, str, int]  # clients, law, budget
-LAWS = ("uniform", "bimodal", "lognormal")
+Setting = tuple[int, str, int]  # clients, distribution, budget
+DISTRIBUTIONS = ("uniform", "bimodal", "lognormal")
 _SLOW = "mfg-regretnet:literal"  # has no quick answer about deviations: a whole auction each
 _STRONGEST = ("csra", "proportional-share", "mean-field-menu", "mfg-regretnet")
 TRAINED = "mfg-regretnet"
@@ -41,9 +41,9 @@ NOT_LISTED = "left out"
 
 
 def settings(scale: Scale) -> list[tuple[str, int, int]]:
-    """(law, clients, budget): the three laws at one size, and Uniform at N = 10 with the same money per client."""
+    """(distribution, clients, budget): all three at one size, and Uniform at N = 10 with as much money each."""
     if scale.quick:
-        return [(law, 10, 5) for law in LAWS]
+        return [(distribution, 10, 5) for distribution in DISTRIBUTIONS]
     return [("uniform", 100, 50), ("uniform", 10, 5), ("bimodal", 100, 50), ("lognormal", 100, 100)]
 
 
@@ -57,8 +57,8 @@ def cells(scale: Scale) -> list[Cell]:
         if rule in RULES or (setting[0] == "uniform" and not (rule == _SLOW and setting[1] > 10))
         for seed in _seeds(scale, setting[0])
     ]
-    law, clients, budget = settings(scale)[0]
-    where = {"scenario": law, "clients": clients, "budget": budget}
+    distribution, clients, budget = settings(scale)[0]
+    where = {"scenario": distribution, "clients": clients, "budget": budget}
     made += [
         Cell("over-offer", {"mechanism": rule, **where, "attack": "quick" if scale.quick else "strong"}, seed)
         for rule in (*RULES, UNTRAINED)
@@ -66,20 +66,28 @@ def cells(scale: Scale) -> list[Cell]:
     ]
     # What the network buys before and after training; those of the trained one at N = 100 are cells of RQ3, too.
     made += [
-        Cell("efficiency", {"mechanism": rule, **_where(many, law, money), "markets": scale.pick(1000, 40)}, seed)
-        for law, many, money in settings(scale)
-        if law == "uniform"
+        Cell(
+            "efficiency",
+            {"mechanism": rule, **_where(many, distribution, money), "markets": scale.pick(1000, 40)},
+            seed,
+        )
+        for distribution, many, money in settings(scale)
+        if distribution == "uniform"
         for rule in (TRAINED, UNTRAINED)
         for seed in scale.seeds_or(5, 2)
     ]
     made += [
         Cell(
             "market-regret",
-            {"mechanism": TRAINED, **_where(clients, law, budget), "attack": "quick" if scale.quick else "strong"},
+            {
+                "mechanism": TRAINED,
+                **_where(clients, distribution, budget),
+                "attack": "quick" if scale.quick else "strong",
+            },
             seed,
             cost=clients / 100,
         )
-        for law, clients, budget in large(scale)
+        for distribution, clients, budget in large(scale)
         for seed in range(scale.pick(_LARGE_MARKETS, 4))
     ]
     made += [
@@ -94,7 +102,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def large(scale: Scale) -> list[tuple[str, int, int]]:
-    """(law, clients, budget) of the markets that are attacked one by one, as binding and as not binding."""
+    """(distribution, clients, budget) of the markets that are attacked one by one, binding ones and others."""
     if scale.quick:
         return [("uniform", 10, 5)]
     return [("uniform", 1000, 500), ("bimodal", 1000, 500), ("lognormal", 1000, 1000)]
@@ -105,17 +113,24 @@ def _markets_of(scale: Scale, rule: str, clients: int) -> int:
     return 1 if scale.quick or rule in LITERAL else _MARKETS.get(clients, 1)
 
 
-def _seeds(scale: Scale, law: str) -> range:
-    """The seeds of a law: more for Uniform, which the paper's tables are about."""
-    return scale.seeds_or(5, 1) if law == "uniform" else scale.seeds_or(3, 1)
+def _seeds(scale: Scale, distribution: str) -> range:
+    """The seeds of a distribution: more for Uniform, which the paper's tables are about."""
+    return scale.seeds_or(5, 1) if distribution == "uniform" else scale.seeds_or(3, 1)
 
 
 def _cell(
-    rule: str, law: str, clients: int, budget: int, attack: str, parts: str | None, seed: int, markets: int = 1
+    rule: str,
+    distribution: str,
+    clients: int,
+    budget: int,
+    attack: str,
+    parts: str | None,
+    seed: int,
+    markets: int = 1,
 ) -> Cell:
     config: dict[str, object] = {
         "mechanism": rule,
-        "scenario": law,
+        "scenario": distribution,
         "clients": clients,
         "budget": budget,
         "attack": attack,
@@ -134,7 +149,7 @@ def render(results: Results) -> ResultPage:
             for r in results.records
             if r.cell.kind == "regret" and r.cell.config["parts"] is not None
         },
-        key=lambda s: (-s[0], LAWS.index(s[1])),
+        key=lambda s: (-s[0], DISTRIBUTIONS.index(s[1])),
     )
     if not main:
         return ResultPage("rq1", TITLE, [Text("Nothing was computed."), *failure_text(results)])
@@ -174,8 +189,8 @@ _STRENGTH = (
 )
 
 
-def _where(clients: int, law: str, budget: int) -> dict[str, object]:
-    return {"clients": clients, "scenario": law, "budget": budget}
+def _where(clients: int, distribution: str, budget: int) -> dict[str, object]:
+    return {"clients": clients, "scenario": distribution, "budget": budget}
 
 
 def _attack(results: Results, setting: Setting) -> str:
@@ -201,9 +216,9 @@ def _seeds_of(results: Results, rule: str, setting: Setting) -> dict[int, float]
     return {r.cell.seed: r.result["mean"] for r in records if r.result and r.cell.config["parts"] is not None}
 
 
-def _table(results: Results, clients: int, law: str, budget: int) -> Table:
+def _table(results: Results, clients: int, distribution: str, budget: int) -> Table:
     rows = []
-    setting = (clients, law, budget)
+    setting = (clients, distribution, budget)
     for rule in (*RULES, UNTRAINED, *LITERAL):
         mean = _main(results, "mean", rule, setting)
         if mean is None:
@@ -223,8 +238,9 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
     markets = _markets(results, setting)
     each = "" if markets == 1 else f" of {markets} markets each (literal forms: one)"
     return Table(
-        f"rq1-{law}-n{clients}",
-        f"{law}, N = {clients}, B = {budget}; shares of the mean payment, {seeds}{each}{_weaker(results, setting)}",
+        f"rq1-{distribution}-n{clients}",
+        f"{distribution}, N = {clients}, B = {budget}; shares of the mean payment, {seeds}{each}"
+        f"{_weaker(results, setting)}",
         columns,
         rows,
     )
@@ -260,7 +276,7 @@ def _over_offers(results: Results, setting: Setting) -> list[Block]:
         )
     if not rows:
         return []
-    clients, law, budget = setting
+    clients, distribution, budget = setting
     seeds = results.over_seeds("over-offer", **_where(*setting))
     columns = (
         "mechanism",
@@ -271,7 +287,9 @@ def _over_offers(results: Results, setting: Setting) -> list[Block]:
         "largest gain with more ε",
         "clients that gain with more ε",
     )
-    caption = f"{law}, N = {clients}, B = {budget}: both directions in ε, shares of the mean payment, {seeds}"
+    caption = (
+        f"{distribution}, N = {clients}, B = {budget}: both directions in ε, shares of the mean payment, {seeds}"
+    )
     return [prose("rq1-over-offers"), Table("rq1-over-offers", caption, columns, rows)]
 
 
@@ -285,10 +303,10 @@ def _training(results: Results, main: list[Setting]) -> list[Block]:
                 continue
             bought = results.measured("fluid_ratio", "efficiency", mechanism=rule, **_where(*setting))
             more = results.measured("mean_with_valuation", "over-offer", mechanism=rule, **_where(*setting))
-            clients, law, budget = setting
+            clients, distribution, budget = setting
             rows.append(
                 [
-                    f"{law}, N = {clients}, B = {budget}",
+                    f"{distribution}, N = {clients}, B = {budget}",
                     "after training" if rule == TRAINED else "before",
                     NOT_COMPUTED if bought is None else bought.text(".3f"),
                     _share(mean),
@@ -312,15 +330,19 @@ def _market_by_market(results: Results) -> list[Block]:
     found = results.all("market-regret")
     rows = []
     kinds = {(r.cell.config["clients"], r.cell.config["scenario"], r.cell.config["budget"]) for r in found}
-    for clients, law, budget in sorted(kinds, key=lambda s: (s[0], LAWS.index(s[1]))):
-        mine = [r.result for r in found if r.cell.config["scenario"] == law and r.cell.config["clients"] == clients]
+    for clients, distribution, budget in sorted(kinds, key=lambda s: (s[0], DISTRIBUTIONS.index(s[1]))):
+        mine = [
+            r.result
+            for r in found
+            if r.cell.config["scenario"] == distribution and r.cell.config["clients"] == clients
+        ]
         markets = [result for result in mine if result is not None]
         binding = [m["mean"] for m in markets if binds(m["spend_over_budget"])]
         others = [m["mean"] for m in markets if not binds(m["spend_over_budget"])]
         every = [m["mean"] for m in markets]
         rows.append(
             [
-                f"{law}, N = {clients:,}, B = {budget:,}",
+                f"{distribution}, N = {clients:,}, B = {budget:,}",
                 *(_with_interval(means) for means in (every, binding, others)),
                 f"{min(every):.3%} to {max(every):.3%}",
                 f"{max(m['maximum'] for m in markets):.1%}",
@@ -401,10 +423,10 @@ def _growth_table(results: Results, setting: Setting) -> Table:
                 left = dict.fromkeys(levels, NOT_LISTED)
             found = [_share(row[level][1]) if level in row else left.get(level, absent) for level in levels]
             body.append([rule, absent if even.get(rule) is None else _share(even[rule]), *found])
-    clients, law, budget = setting
+    clients, distribution, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
-        f"{law}, N = {clients}, B = {budget}: mean gain over mean payment, by attack "
+        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack "
         f"({NOT_LISTED}: the strongest level is for {', '.join(_STRONGEST)} only, {_SLOW} met none above quick); "
         "seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
@@ -413,7 +435,7 @@ def _growth_table(results: Results, setting: Setting) -> Table:
 
 
 def _learned(results: Results, setting: Setting) -> Text:
-    clients, law, budget = setting
+    clients, distribution, budget = setting
     means = {rule: m for rule in RULES if (m := _main(results, "mean", rule, setting)) is not None}
     in_valuation = {rule: _main(results, "mean_in_valuation", rule, setting) for rule in means}
     only_epsilon = [r for r, m in means.items() if m.mean > 0 and (v := in_valuation[r]) and v.mean == 0]
@@ -427,7 +449,7 @@ def _learned(results: Results, setting: Setting) -> Text:
     return prose(
         "rq1-learned",
         clients=clients,
-        law=law,
+        distribution=distribution,
         budget=budget,
         exact=_names([rule for rule, m in means.items() if m.mean == 0]),
         only_epsilon=_names(only_epsilon),
@@ -484,8 +506,8 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
                 low = min(mean.std, mean.mean - _FLOOR)
                 axes.barh(row, mean.mean - _FLOOR, left=_FLOOR, color=colour(rule), height=0.66, alpha=0.9)
                 axes.errorbar(mean.mean, row, xerr=[[low], [mean.std]], color="#222222", lw=1, capsize=2)
-        clients, law, budget = setting
-        axes.set(xscale="log", xlim=(_FLOOR, 100), title=f"{law}, N = {clients}, B = {budget}")
+        clients, distribution, budget = setting
+        axes.set(xscale="log", xlim=(_FLOOR, 100), title=f"{distribution}, N = {clients}, B = {budget}")
         axes.set(xlabel="mean gain / mean payment")
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(-0.6, len(names) - 0.4)
@@ -494,7 +516,7 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
 
 
 def _boxes(results: Results, main: list[Setting]) -> Drawing:
-    """Draws the gains from misreports as boxes, one panel per law."""
+    """Draws the gains from misreports as boxes, one panel per distribution."""
     shown = main[:3]
     drawing = new_figure(9.0, 1.2 + 2.9 * len(shown))
     names = [rule for rule in RULES if _main(results, "mean", rule, main[0]) is not None]

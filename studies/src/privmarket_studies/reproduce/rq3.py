@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BUDGETS = (10, 50, 100, 200)
 SIZES = (10, 100)
-OTHER_LAWS = {"bimodal": (50, 100), "lognormal": (100,)}
+OTHER_DISTRIBUTIONS = {"bimodal": (50, 100), "lognormal": (100,)}
 # The rule whose figures the paper prints in a row, where that is not the rule of the same name.
 PRINTED_BY = {
     "pac": "pac:literal",
@@ -40,10 +40,10 @@ TITLE = "RQ3: what does a budget buy?"
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Every rule and literal form, N × B on Uniform; Table II's other laws at N = 100."""
+    """Every rule and literal form, N × B on Uniform; Table II's other distributions at N = 100."""
     markets = scale.pick(1000, 40)
     settings = [("uniform", n, b) for n in SIZES for b in BUDGETS]
-    settings += [(law, 100, b) for law, budgets in OTHER_LAWS.items() for b in budgets]
+    settings += [(distribution, 100, b) for distribution, budgets in OTHER_DISTRIBUTIONS.items() for b in budgets]
     seeds = scale.seeds_or(5, 2)
     made = [
         Cell("efficiency", _config(rule, *setting, markets), seed, cost=markets / 1000)
@@ -65,8 +65,8 @@ def _printed(rule: str, clients: int) -> dict[str, object]:
     return {"mechanism": rule, "clients": clients, "budget": 50, "sizes": rule == "csra:literal"}
 
 
-def _config(rule: str, law: str, clients: int, budget: int, markets: int) -> dict[str, object]:
-    return {"mechanism": rule, "scenario": law, "clients": clients, "budget": budget, "markets": markets}
+def _config(rule: str, distribution: str, clients: int, budget: int, markets: int) -> dict[str, object]:
+    return {"mechanism": rule, "scenario": distribution, "clients": clients, "budget": budget, "markets": markets}
 
 
 def render(results: Results) -> ResultPage:
@@ -82,7 +82,11 @@ def render(results: Results) -> ResultPage:
         Figure("rq3-fluid-ratio", _caption(results), lambda: _draw(results)),
     ]
     blocks += [_table(results, "uniform", clients, budget) for clients in reversed(SIZES) for budget in BUDGETS]
-    blocks += [_table(results, law, 100, b) for law, budgets in OTHER_LAWS.items() for b in budgets]
+    blocks += [
+        _table(results, distribution, 100, b)
+        for distribution, budgets in OTHER_DISTRIBUTIONS.items()
+        for b in budgets
+    ]
     blocks += [_learned(results), *failure_text(results)]
     return ResultPage("rq3", TITLE, blocks)
 
@@ -101,15 +105,15 @@ _COLUMNS = (
 )
 
 
-def _table(results: Results, law: str, clients: int, budget: int) -> Table:
+def _table(results: Results, distribution: str, clients: int, budget: int) -> Table:
     rows = []
     for rule in (*RULES, *LITERAL):
-        where = {"mechanism": rule, "scenario": law, "clients": clients, "budget": budget}
+        where = {"mechanism": rule, "scenario": distribution, "clients": clients, "budget": budget}
         found = {name: results.measured(name, "efficiency", **where) for name in _SPECS}
         rows.append([rule, *_texts(found, results.absent("efficiency", **where))])
-    name = f"rq3-{law}-n{clients}-b{budget}"
-    seeds = results.over_seeds("efficiency", scenario=law, clients=clients, budget=budget)
-    return Table(name, f"{law}, N = {clients}, B = {budget}; {seeds}", _COLUMNS, rows)
+    name = f"rq3-{distribution}-n{clients}-b{budget}"
+    seeds = results.over_seeds("efficiency", scenario=distribution, clients=clients, budget=budget)
+    return Table(name, f"{distribution}, N = {clients}, B = {budget}; {seeds}", _COLUMNS, rows)
 
 
 _SPECS = {

@@ -40,12 +40,12 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         "alignment.anneal_steps": config["steps"] // 2,
         "seed": seed,
     }
-    law, out = scenario("uniform"), scratch / "weights.safetensors"
+    distribution, out = scenario("uniform"), scratch / "weights.safetensors"
     scratch.mkdir(parents=True, exist_ok=True)
-    run_recipe(base.with_settings({**short, **config["changes"]}), [law], out)
+    run_recipe(base.with_settings({**short, **config["changes"]}), [distribution], out)
     rule = mechanism_class(name)(weights=out)
     rng = np.random.default_rng([seed, 1])
-    types, budget = law.sample(rng, clients), clients / 2
+    types, budget = distribution.sample(rng, clients), clients / 2
     levels = list(STRENGTHS)
     attack = combined(*(STRENGTHS[name] for name in levels[: levels.index(config["attack"]) + 1]))
     # A rule trained for exactly one budget warns about any other, also about the same one over other valuations.
@@ -53,7 +53,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         gain = attack(rule, types, budget, rng).gain
         found = {
             "regret": float(gain.mean() / rule.run(types, budget).payment.mean()),
-            "fluid_ratio": value(rule, law, clients, budget, seed)["fluid_ratio"],
+            "fluid_ratio": value(rule, distribution, clients, budget, seed)["fluid_ratio"],
         }
     shutil.rmtree(scratch, ignore_errors=True)
     return found
