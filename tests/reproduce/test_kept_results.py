@@ -38,9 +38,9 @@ def differences(folder: Path) -> list[str]:
 
 
 def test_the_words_of_the_findings_are_those_of_their_figures(results):
-    """Headlines say "less money", "more than twice", "a third": they follow from what is shown below them."""
+    """Headlines say "less money", "twice", "a third": they follow from what is shown below them."""
     text = (KEPT / found.NAME).read_text()
-    titles = ("the same gain takes less money", "lose a third to twenty", "more than twice as truthful")
+    titles = ("the same gain takes less money", "lose a third to twenty", "about twice as truthful")
     assert all(title in text for title in titles)
 
     def shown(pattern: str) -> float:
@@ -49,7 +49,9 @@ def test_the_words_of_the_findings_are_those_of_their_figures(results):
     assert shown(r"if it sees every update \(1/([0-9.]+)\)") > 1.5
     assert shown(r"MNIST \*\*\+[0-9.]+ \[\+([0-9.]+)") > 0, "the interval of the first gain lies above 0"
     assert 0.30 < shown(r"Coalitions of 20 take \*\*([0-9.]+)%") / 100 < 0.40
-    assert shown(r"many ascents ([0-9.]+)%") > 2 * shown(r"ascent steps find ([0-9.]+)%")
+    assert 1.75 < shown(r"many ascents ([0-9.]+)%") / shown(r"ascent steps find ([0-9.]+)%") < 2.75
+    assert shown(r"everybody sells all it offers, which no rule can exceed: ([0-9.]+)") < 20
+    assert "over budget in **1,000 of 1,000 markets" in text, "the title says that such a price breaks the budget"
     assert "two thirds of the sellers honest" in text
     assert AggregateError().honest_share == pytest.approx(2 / 3)
 

@@ -91,6 +91,7 @@ def test_private_and_test_records_choose_nothing(small, tmp_path):
     [
         ([(1.0, 0.1), (10.0, 0.3), (100.0, 0.7)], math.sqrt(1000.0)),
         ([(5.0, 0.6), (50.0, 0.9)], 5.0),
+        ([(5.0, 0.6), (20.0, 0.1), (50.0, 0.9)], 5.0),
         ([(5.0, 0.1), (50.0, 0.4)], None),
         ([], None),
     ],
@@ -98,6 +99,36 @@ def test_private_and_test_records_choose_nothing(small, tmp_path):
 def test_money_is_read_between_points_on_a_logarithmic_scale(points, money):
     found = runs.money_that_buys(0.5, points)
     assert found == (None if money is None else pytest.approx(money))
+
+
+@pytest.mark.parametrize(
+    ("points", "money"),
+    [
+        ([(1.0, 0.1), (10.0, 0.3), (100.0, 0.7)], math.sqrt(1000.0)),
+        ([(5.0, 0.6), (50.0, 0.9)], 5.0),
+        ([(1.0, 0.6), (10.0, 0.3), (100.0, 0.7)], math.sqrt(1000.0)),
+        ([(1.0, 0.6), (10.0, 0.3)], None),
+        ([], None),
+    ],
+)
+def test_money_from_which_on_a_share_is_kept(points, money):
+    found = runs.money_that_keeps(0.5, points)
+    assert found == (None if money is None else pytest.approx(money))
+
+
+def test_a_share_of_a_distance_has_the_interval_of_a_ratio():
+    gained = {1: 0.9, 2: 2.1, 3: 2.7, 4: 4.4}
+    distance = {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
+    residuals = np.array([0.9, 2.1, 2.7, 4.4]) - 1.01 * np.array([1.0, 2.0, 3.0, 4.0])
+    half = 3.1824 * residuals.std(ddof=1) / 2 / 2.5  # t(3) at 97.5 %
+    assert page.share_text(gained, distance) == f"101% [{1.01 - half:.0%}, {1.01 + half:.0%}]"
+    assert page.share_text({5: 1.0}, {5: 2.0}) == "50% (one seed)"
+    assert "cannot tell from 0" in page.share_text({1: 0.1, 2: 0.2}, {1: -1.0, 2: 2.0})
+
+
+def test_honest_sellers_are_those_of_one_secure_sum():
+    assert page.root_honest(100) == pytest.approx(math.sqrt(67))
+    assert page.root_honest(1000) < math.sqrt(400), "a thousand sellers are dealt to several sums"
 
 
 def test_the_page_says_what_is_not_computed(bought):

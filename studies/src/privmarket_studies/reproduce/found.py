@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binomtest
 
+from privmarket_studies import literal_page
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
 from privmarket_studies.reproduce.statistics import Measured, compare, interval
@@ -22,8 +24,28 @@ def page(results: Results, folder: Path) -> str:
         results: the kept cells of all questions.
         folder: docs/results.
     """
-    del folder
-    return prose("found", **_figures(results), money=_money(results)).markdown + "\n"
+    figures = _figures(results)
+    return prose("found", **figures, money=_money(results), literal=_literal(folder / "literal")).markdown + "\n"
+
+
+def _literal(folder: Path) -> dict[str, str]:
+    """What the paper's algorithm reaches as printed on MNIST, by reading and α; what its Table V prints."""
+    found = literal_page.Findings(folder)
+    texts = {}
+    for name, reading in (("printed", "printed"), ("sold_out", "sold-out"), ("plain", "noise-free")):
+        for alpha, word in ((0.5, "mild"), (0.1, "severe")):
+            runs = found.of("mnist", alpha, reading)
+            if not runs:
+                texts[f"{name}_{word}"] = NOT_COMPUTED
+                continue
+            reached = literal_page.with_interval([literal_page.final_accuracy(run) for run in runs])
+            seeds = f"{len(runs)} seeds" if len(runs) > 1 else "one seed"
+            rounds = sorted({len(run["accuracy"]) for run in runs})
+            unfinished = "" if rounds == [runs[0]["run"]["rounds"]] else f", {rounds[0]} rounds"
+            texts[f"{name}_{word}"] = f"{reached} % ({seeds}{unfinished})"
+    for word, alpha in (("mild", 0.5), ("severe", 0.1)):
+        texts[f"table_{word}"] = f"{literal_page.table_v('mfg-regretnet', 'mnist', alpha)[0]}"
+    return texts
 
 
 def _money(results: Results) -> dict[str, str]:
@@ -46,9 +68,12 @@ def _money(results: Results) -> dict[str, str]:
             texts[f"{key}_seeds"] = str(len(runs))
             worst = [run["epsilon"]["collude"] for run in runs.values()]
             texts[f"{key}_worst"] = f"{max(worst):.1f}" if worst else NOT_COMPUTED
+    texts |= {
+        f"strikes_{wallet:g}_share": money_page.share_at(found, money.STRIKES, wallet) for wallet in money.WALLETS
+    }
     for trust in money.TRUSTS:
-        half = money_page.money_for(found, money.CURVE, trust, 0.5)
-        texts[f"half_{trust}"] = half
+        for reading, word in (("first", "half"), ("from there on", "kept")):
+            texts[f"{word}_{trust}"] = money_page.money_for(found, money.CURVE, trust, 0.5, reading)
         points = money_page.curve_points(found, money.CURVE, trust)
         for place, word in ((0, "least"), (-1, "most")):
             texts[f"{trust}_{word}_paid"] = NOT_COMPUTED
@@ -58,6 +83,12 @@ def _money(results: Results) -> dict[str, str]:
                 texts[f"{trust}_{word}_paid"] = f"{np.mean([run['spent'] for run in runs.values()]):,.1f}"
                 texts[f"{trust}_{word}_gain"] = money_page.gain_text(runs)
     texts["ratio"] = money_page.ratio_for(found, money.CURVE, 0.5)
+    texts["kept_ratio"] = money_page.ratio_for(found, money.CURVE, 0.5, "from there on")
+    texts["half_worst"] = money_page.money_for(found, money.CURVE, "aggregate", 0.5, "first", "spent_if_worst_case")
+    texts["equal"] = "; ".join(
+        f"{difference} for {offered}"
+        for offered, *_, difference, _ in money_page.equal_money_table(found, money.CURVE).rows
+    )
     texts["honest"] = f"{(-(-2 * 41 // 3)) ** 0.5:.1f}"
     texts["caption"] = money_page.caption(found, money.CURVE)
     return texts
@@ -92,12 +123,39 @@ def _figures(results: Results) -> dict[str, object]:
         "weak": _text(weak, ".2%"),
         "strong": _text(strong, ".2%"),
         "harder": _difference(strong, weak, "+.2%"),
+        **_times(strong, weak),
         "pac_together": _text(together["pac"], ".1%"),
         "menu_together": _text(together[menu], ".2%"),
-        "told_wrong": _text(beliefs("mfg-pricing", "over_budget", "lognormal", "uniform"), ".1%"),
+        "told_wrong": _of_markets(results, "mfg-pricing", "lognormal", "uniform"),
         "told_buys": _text(beliefs("mfg-pricing", "fluid_ratio", "uniform", "lognormal"), ".3f"),
         "menu_told": _text(beliefs(menu, "fluid_ratio", "lognormal", "uniform"), ".3f"),
     }
+
+
+def _times(above: dict[int, float], below: dict[int, float]) -> dict[str, str]:
+    """How many times as much, of the means over seeds, and from least to most of a seed."""
+    seeds = sorted(above.keys() & below.keys())
+    if not seeds:
+        return {"times": NOT_COMPUTED, "times_by_seed": NOT_COMPUTED}
+    ratios = [above[seed] / below[seed] for seed in seeds]
+    mean = np.mean([above[seed] for seed in seeds]) / np.mean([below[seed] for seed in seeds])
+    return {"times": f"{mean:.1f}", "times_by_seed": f"{min(ratios):.1f} to {max(ratios):.1f}"}
+
+
+def _of_markets(results: Results, rule: str, believed: str, truth: str) -> str:
+    """In how many of all markets a rule that is told one law and meets another is over budget.
+
+    Where that is all of them, seeds have no spread to form an interval from; markets are drawn independently, so
+    the exact binomial bound counts them instead: with n of n, at least 0.025^(1/n).
+    """
+    where = {"mechanism": rule, "believed": believed, "truth": truth, "past": 0, "scale": 1.0}
+    found = [one for one in results.all("belief", **where) if one.result]
+    markets = sum(one.cell.config["markets"] for one in found)
+    over = sum(round(one.result["over_budget"] * one.cell.config["markets"]) for one in found if one.result)
+    if not markets:
+        return NOT_COMPUTED
+    low, high = (float(x) for x in binomtest(over, markets).proportion_ci(0.95, method="exact"))
+    return f"{over:,} of {markets:,} markets ({over / markets:.1%} [{low:.1%}, {high:.1%}])"
 
 
 def _text(values: dict[int, float], spec: str) -> str:

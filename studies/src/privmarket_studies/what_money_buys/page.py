@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privmarket._figures import new_figure
+from privmarket._settings import HONEST_SHARE
+from privmarket.secagg import honest_per_cohort
 from privmarket_studies.reproduce.cells import Cell, Result, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
@@ -23,7 +25,7 @@ from privmarket_studies.reproduce.document import (
 from privmarket_studies.reproduce.statistics import Measured, compare, interval
 from privmarket_studies.what_money_buys import cells as study
 from privmarket_studies.what_money_buys.cells import KIND, POOLED, Market
-from privmarket_studies.what_money_buys.runs import money_that_buys
+from privmarket_studies.what_money_buys.runs import money_that_buys, money_that_keeps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,6 +93,7 @@ def render(results: Results) -> ResultPage:
             noise_table(found),
             crowd_table(found),
             Text("## A person instead of a record"),
+            person_text(found),
             person_table(found),
             Text("## Other clients"),
             others_table(found),
@@ -159,17 +162,10 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
     """Own records, bought, and the gain, at each lifetime ε."""
     rows = []
     for market in markets:
-        distance = found.distance(market)
         for wallet in study.WALLETS:
             runs = found.runs(market.capped(wallet))
             name = next(iter(runs.values()))["score_name"] if runs else "score"
-            share = NOT_COMPUTED
-            both = distance.keys() & _gains(runs).keys()
-            if both:
-                gained = np.mean([runs[seed]["gain"] for seed in both])
-                share = f"{gained / np.mean([distance[seed] for seed in both]):.0%}"
-            elif market in study.PICTURES:
-                share = "no reference computed"
+            share = "no reference computed" if market in study.PICTURES else share_at(found, market, wallet)
             rows.append(
                 [
                     market.name,
@@ -185,11 +181,34 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
             )
     columns = (
         *("market", "ε ≤", "score", "own records alone (best model)", "bought", "gain over that [95 %]"),
-        *("share of the distance to all records without privacy", "paid", "seeds"),
+        *("share of the distance to all records without privacy [95 %]", "paid", "seeds"),
     )
     return Table(
         "money-capped", "Aggregate trust, two thirds of the sellers honest; means over seeds", columns, rows
     )
+
+
+def share_at(found: Found, market: Market, wallet: float) -> str:
+    """What of the distance to all records without privacy is gained at a lifetime ε."""
+    gained, distance = _gains(found.runs(market.capped(wallet))), found.distance(market)
+    return share_text(gained, distance) if gained.keys() & distance.keys() else NOT_COMPUTED
+
+
+def share_text(gained: Mapping[int, float], distance: Mapping[int, float]) -> str:
+    """Mean gain over mean distance, with the 95 % interval of the ratio over the seeds of both.
+
+    The interval is Student's for (gain − ratio·distance) over the mean distance, which holds where the distance
+    itself is well known; where it cannot be told from 0, no interval is given.
+    """
+    seeds = sorted(gained.keys() & distance.keys())
+    gain, whole = (np.array([values[seed] for seed in seeds]) for values in (gained, distance))
+    ratio = gain.mean() / whole.mean()
+    if len(seeds) < 2:
+        return f"{ratio:.0%} (one seed)"
+    if interval(Measured.of(whole))[0] <= 0:
+        return f"{ratio:.0%} of one that these seeds cannot tell from 0"
+    low, high = interval(Measured.of(ratio + (gain - ratio * whole) / whole.mean()))
+    return f"{ratio:.0%} [{low:.0%}, {high:.0%}]"
 
 
 def epsilon_table(found: Found, markets: tuple[Market, ...]) -> Table:
@@ -265,27 +284,40 @@ def _shares(found: Found, market: Market, trust: str, field: str = "spent") -> l
     return shares
 
 
-def money_for(found: Found, market: Market, trust: str, share: float) -> str:
-    """Money for a share of the distance to a model of all records, in words where there is none."""
-    shares = _shares(found, market, trust)
+_READINGS = {"first": money_that_buys, "from there on": money_that_keeps}
+
+
+def money_for(
+    found: Found, market: Market, trust: str, share: float, reading: str = "first", field: str = "spent"
+) -> str:
+    """Money for a share of the distance to a model of all records, in words where there is none.
+
+    Args:
+        reading: "first" (the curve reaches the share) or "from there on" (it does not fall below it again).
+        field: "spent", or "spent_if_worst_case".
+    """
+    shares = _shares(found, market, trust, field)
     if not shares:
         return NOT_COMPUTED
-    money = money_that_buys(share, shares)
+    money = _READINGS[reading](share, shares)
     if money is None:
         return f"not reached for {max(shares)[0]:,.0f}"
-    at_most = "at most " if min(shares)[1] >= share else ""
+    at_most = "at most " if money == min(shares)[0] else ""
     return f"{at_most}{money:,.1f}"
 
 
-def ratio_for(found: Found, market: Market, share: float) -> str:
+def ratio_for(found: Found, market: Market, share: float, reading: str = "first") -> str:
     """Money under aggregate trust over money under local trust, for a share of the distance."""
-    money = {trust: money_that_buys(share, _shares(found, market, trust)) for trust in study.TRUSTS}
-    aggregate, local = money["aggregate"], money["local"]
-    if not all(_shares(found, market, trust) for trust in study.TRUSTS):
+    shares = {trust: _shares(found, market, trust) for trust in study.TRUSTS}
+    if not all(shares.values()):
         return NOT_COMPUTED
+    aggregate, local = (_READINGS[reading](share, shares[trust]) for trust in ("aggregate", "local"))
     if aggregate is None or local is None:
         return "ratio not known"
-    return f"1/{local / aggregate:.1f}" if local >= aggregate else f"{aggregate / local:.1f} times as much"
+    if local == min(shares["local"])[0]:
+        return "ratio not known: the least sum under local trust reaches it"
+    at_most = "at most " if aggregate == min(shares["aggregate"])[0] else ""
+    return f"{at_most}1/{local / aggregate:.1f}" if local >= aggregate else f"{aggregate / local:.1f} times as much"
 
 
 def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
@@ -293,14 +325,20 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
     rows = []
     for market in markets:
         for share in (0.25, 0.5, 0.75):
-            texts = [money_for(found, market, trust, share) for trust in study.TRUSTS]
-            ratio = ratio_for(found, market, share)
-            rows.append([market.name, f"{share:.0%}", *texts, ratio])
+            for reading in _READINGS:
+                texts = [money_for(found, market, trust, share, reading) for trust in study.TRUSTS]
+                worst = money_for(found, market, "aggregate", share, reading, "spent_if_worst_case")
+                ratio = ratio_for(found, market, share, reading)
+                rows.append([market.name, f"{share:.0%}", reading, *texts, ratio, worst])
     return Table(
         "money-half",
-        "Money for a share of the distance from own records to all records without privacy, between points on a "
-        "logarithmic scale; the lowest point is an upper limit where it reaches the share already",
-        ("market", "share of the distance", "aggregate", "local", "aggregate over local"),
+        "Money for a share of the distance from own records to all records without privacy: where the curve first "
+        "reaches it, and from where on it stays there; between points on a logarithmic scale, and an upper limit "
+        "where the least sum that was tried reaches it already",
+        (
+            *("market", "share of the distance", "reached", "aggregate", "local", "aggregate over local"),
+            "aggregate, if sellers price the worst case",
+        ),
         rows,
     )
 
@@ -422,20 +460,29 @@ def noise_table(found: Found) -> Table:
                 ratio("local_ration", "aggregate_at_local_price"),
                 ratio("local_ration", "aggregate"),
                 price("aggregate_price"),
-                f"{np.mean([run['root_honest'] for run in runs.values()]):.1f}",
+                f"{np.mean([root_honest(clients * run['local_price']) for run in runs.values()]):.1f}",
                 str(len(runs)),
             ]
         )
     columns = (
         *("clients", "best ration over the rule for local noise, both local", "its price"),
         *("local over aggregate, the same price", "local over aggregate, each at its best price"),
-        *("best price under aggregate trust", "√(honest, if all sell)", "seeds"),
+        *(
+            "best price under aggregate trust",
+            "√(honest), if those who ask less than the first price sell",
+            "seeds",
+        ),
     )
     caption = (
         "Ratios of money for equal noise of one round, Uniform valuations, 0.3 per client under local trust by the "
         "rule for local noise; means [95 %]"
     )
     return Table("money-noise", caption, columns, rows)
+
+
+def root_honest(sellers: float) -> float:
+    """√h of a round's sellers, h being the honest ones of one secure sum; above 400 sellers there are several."""
+    return float(honest_per_cohort(round(sellers), HONEST_SHARE) ** 0.5)
 
 
 def crowd_table(found: Found) -> Table:
@@ -445,22 +492,26 @@ def crowd_table(found: Found) -> Table:
         for clients in study.CLIENTS:
             configs = {trust: study.crowd_config(clients, trust, money * clients) for trust in study.TRUSTS}
             runs = {trust: found.runs(config) for trust, config in configs.items()}
-            honest = -(-2 * clients // 3)
             rows.append(
                 [
                     f"{money:g}",
                     f"{clients:,}",
                     *(gain_text(runs[trust]) for trust in study.TRUSTS),
-                    f"{honest**0.5:.1f}",
+                    f"{root_honest(clients):.1f}",
                     str(min(map(len, runs.values()))),
                 ]
             )
     return Table(
         "money-crowd",
         "MNIST, 600 public records, one price of 1, 10 rounds: gain [95 %]",
-        ("money per client", "clients", "aggregate", "local", "√(honest sellers)", "seeds of both"),
+        ("money per client", "clients", "aggregate", "local", "√(honest), if all sell", "seeds of both"),
         rows,
     )
+
+
+def person_text(found: Found) -> Block:
+    """What the two rows can and cannot be compared by."""
+    return prose("money-person", pooled=mean_text(found.runs(study.RATINGS.pooled(), POOLED), "score"))
 
 
 def person_table(found: Found) -> Table:

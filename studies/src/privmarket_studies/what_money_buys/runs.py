@@ -364,15 +364,35 @@ def _digest(config: Mapping[str, object]) -> str:
 
 
 def money_that_buys(share: float, points: Sequence[tuple[float, float]]) -> float | None:
-    """Money at which a rising curve of (money, share of the distance) first reaches `share`; None if it does not.
+    """Money at which a curve of (money, share of the distance) first reaches `share`; None if it does not.
 
-    Between two points it is read on a logarithmic scale of money.
+    Between two points it is read on a logarithmic scale of money. Where the lowest point reaches the share already,
+    its money is the answer, which is then an upper limit.
     """
     ordered = sorted(points)
-    for (low, below), (high, above) in itertools.pairwise(ordered):
-        if below < share <= above:
-            part = (share - below) / (above - below)
-            return float(math.exp((1 - part) * math.log(low) + part * math.log(high)))
     if ordered and ordered[0][1] >= share:
         return float(ordered[0][0])
+    for before, after in itertools.pairwise(ordered):
+        if before[1] < share <= after[1]:
+            return _between(share, before, after)
     return None
+
+
+def money_that_keeps(share: float, points: Sequence[tuple[float, float]]) -> float | None:
+    """Money from which on the curve stays at or above `share`; None if its last point lies below.
+
+    It is `money_that_buys` where the curve only rises, and more where a larger sum bought less.
+    """
+    ordered = sorted(points)
+    if not ordered or ordered[-1][1] < share:
+        return None
+    for before, after in reversed([*itertools.pairwise(ordered)]):
+        if before[1] < share:
+            return _between(share, before, after)
+    return float(ordered[0][0])
+
+
+def _between(share: float, before: tuple[float, float], after: tuple[float, float]) -> float:
+    """Where the line between two points has the share, on a logarithmic scale of money."""
+    part = (share - before[1]) / (after[1] - before[1])
+    return math.exp((1 - part) * math.log(before[0]) + part * math.log(after[0]))
