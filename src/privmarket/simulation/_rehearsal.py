@@ -69,8 +69,11 @@ _PARTS = 25
 SPREAD_SHARES = (0.15, 0.4)
 SPREAD_DRAWS = 2
 SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
-# Rows of a world that are trained on, of linear modules and of others, whose steps cost more.
+# Rows of a world that are trained on, of linear modules and of others, whose steps cost more. Where inputs are drawn,
+# stand-in sellers hold as many as the real ones: with fewer, they know the drawn labels by heart after a few long
+# steps, and short steps look best. Below the first bound chance would count too much, above the second, time.
 _ROWS = 2_000
+_MOST_ROWS = 10_000
 _ROWS_OF_NETWORKS = 300
 _CHECKED_ROWS = 2_000
 # The share of the public inputs that stand-in sellers hold where no further inputs can be drawn. The loss is
@@ -270,7 +273,7 @@ class StandIn:
     """Worlds that look like a task's public records.
 
     Args:
-        task: its public records, model and loss are used, and nothing else.
+        task: its public records, model and loss are used, and the number of private records, which is public.
         clients: how many stand-in sellers there are.
         skew: concentration of their Dirichlet mixes of labels; small is skewed.
         worlds: how many.
@@ -532,7 +535,7 @@ class StandIn:
         own_labels = self._drawn_labels(truth, own_inputs, labels, generator)
         start = self._training.fit(own_inputs, own_labels, self.own.strength)
         if self._draws_inputs:
-            held = self._further_inputs(_ROWS, rng)
+            held = self._further_inputs(min(max(_ROWS, len(self.task.private)), _MOST_ROWS), rng)
             checked = self._further_inputs(_CHECKED_ROWS, rng)
             held_labels = self._drawn_labels(truth, held, labels, generator)
             checked_labels = self._drawn_labels(truth, checked, labels, generator)

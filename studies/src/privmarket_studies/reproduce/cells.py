@@ -54,7 +54,7 @@ KINDS: dict[str, Kind] = {
     "coalition": Kind(f"{_HERE}.deviation_cells:run_coalition"),
     "belief": Kind(f"{_HERE}.belief:run"),
     "belief-training": Kind(f"{_HERE}.belief:run_trained"),
-    "money": Kind("privmarket_studies.what_money_buys.runs:run", revision=2),
+    "money": Kind("privmarket_studies.what_money_buys.runs:run", revision=3),
     "money-pooled": Kind("privmarket_studies.what_money_buys.runs:run_pooled"),
     "money-noise": Kind("privmarket_studies.what_money_buys.noise:run"),
 }
