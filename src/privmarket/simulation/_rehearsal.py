@@ -69,9 +69,9 @@ _PARTS = 25
 SPREAD_SHARES = (0.15, 0.4)
 SPREAD_DRAWS = 2
 SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
-# Rows of a world that are trained on, of linear modules and of others, whose steps cost more. Where inputs are drawn,
-# stand-in sellers hold as many as the real ones: with fewer, they know the drawn labels by heart after a few long
-# steps, and short steps look best. Below the first bound chance would count too much, above the second, time.
+# Rows of a world that are trained on, of linear modules and of others, whose steps cost more. Where inputs are made
+# up, stand-in sellers hold as many as the real ones: with fewer, they know the drawn labels by heart after a few
+# long steps, and short ones look best. Below the first bound chance would count too much, above the second, time.
 _ROWS = 2_000
 _MOST_ROWS = 10_000
 _ROWS_OF_NETWORKS = 300

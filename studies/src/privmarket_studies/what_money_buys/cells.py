@@ -76,8 +76,8 @@ def _pictures(name: str, alpha: float, public: int, clients: int = 100) -> dict[
 
 
 _FEW = {"aggregate": (3.0, 10.0, 30.0, 100.0, 300.0), "local": (30.0, 100.0, 300.0, 1000.0, 3000.0)}
-# Numbers of rounds that public records choose from. For pictures a choice among several takes minutes, and 5, 10, 20
-# and 40 rounds differed by less than a per cent.
+# Numbers of rounds that public records choose from. A choice among several takes minutes for pictures, and 5, 10,
+# 20 and 40 rounds differed by less than a per cent.
 _ROUNDS = (10,)
 _TABLE_ROUNDS = (5, 15, 50)
 MNIST = Market("MNIST, Dir 0.1, 600 public", _pictures("mnist", 0.1, 600), _ROUNDS, _FEW)
