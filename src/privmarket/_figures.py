@@ -30,6 +30,7 @@ _LOOKS = {
     "ration": ("#44AA99", "p"),
     "two-step": ("#AA4499", "H"),
     "graded-ration": ("#B59A00", "8"),
+    "precision-menu": ("#117733", "P"),
     "regretnet": ("#8C6D46", "<"),
     "dm-regretnet": ("#88CC66", ">"),
     "mfg-regretnet": ("#332288", "h"),

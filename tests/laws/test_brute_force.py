@@ -60,6 +60,8 @@ EXACT = [
     ("ration", pm.mechanism("ration"), True),
     ("two-step", pm.mechanism("two-step"), True),
     ("graded-ration", pm.mechanism("graded-ration"), True),
+    ("precision-menu", pm.mechanism("precision-menu"), True),
+    ("precision-menu, parts", pm.mechanism("precision-menu", heterogeneity=1.0), True),
     ("two-step, ration only", pm.mechanism("two-step", unit_price=0.7), True),
     ("two-step, given", pm.mechanism("two-step", unit_price=0.7, bulk_price=0.4, bulk_multiple=3.0), True),
     (
@@ -74,7 +76,7 @@ EXACT = [
 @pytest.mark.parametrize("clients", [1, 2, 3, 5, 8])
 def test_no_lie_gains(rule, over_epsilon, clients, rng):
     # Breakpoints of menus take longer than a ranking, so they get fewer markets.
-    few = {"mean-field-menu": 100, "two-step": 30, "graded-ration": 30}
+    few = {"mean-field-menu": 100, "two-step": 30, "graded-ration": 30, "precision-menu": 30}
     markets = few.get(rule.name, 600 * (clients + 2)) // (clients + 2)
     bids, budgets = awkward_markets(rng, markets, clients), awkward_budgets(rng, markets)
     assert best_gain(rule, bids, budgets, rng, over_epsilon=over_epsilon) <= 1e-9

@@ -39,7 +39,9 @@ def test_who_stands_aside_from_pac_gains_by_claiming_the_limit(rng):
     assert gain_from_offering_more(pm.mechanism("pac"), types, 15.0) > 0.1
 
 
-@pytest.mark.parametrize("name", ["mean-field-menu", "ration", "two-step", "graded-ration", "mfg-pricing"])
+@pytest.mark.parametrize(
+    "name", ["mean-field-menu", "ration", "two-step", "graded-ration", "precision-menu", "mfg-pricing"]
+)
 def test_under_the_other_exact_rules_it_gains_nothing(name, rng):
     assert gain_from_offering_more(pm.mechanism(name), limited(rng), 15.0) <= 1e-9
 

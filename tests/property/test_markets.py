@@ -66,7 +66,7 @@ def test_more_money_never_lowers_a_ration(market, factor, floor):
 
 
 MONOTONE = ["proportional-share", "k-plus-one-price", "csra", "mean-field-menu", "pac"]
-MONOTONE += ["ration", "two-step", "graded-ration"]
+MONOTONE += ["ration", "two-step", "graded-ration", "precision-menu"]
 
 
 def require_monotone(rule, market, client, cut):

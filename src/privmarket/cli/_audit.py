@@ -59,7 +59,9 @@ Scenario = Annotated[
 ]
 Objective = Annotated[
     str,
-    typer.Option(help="The buyer's aim: total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3."),
+    typer.Option(
+        help="The buyer's aim: total-epsilon, aggregation-error, local-error or aggregate-error:heterogeneity=0.3."
+    ),
 ]
 _Coalition = Annotated[
     int | None, typer.Option(min=2, help="Also search joint misreports of coalitions of so many clients.")

@@ -11,7 +11,8 @@ Begin with `Bids`, `Mechanism` and `Outcome`: a mechanism takes bids and a budge
   `Regret`. `certified_regret` bounds the gain of any misreport from above.
 - Clients: `distribution` makes a `Distribution` of a scenario's name, a CSV file, SciPy's distributions or an own
   object; `scenario` takes a name.
-- The buyer's aim is an `Objective`: `TotalEpsilon`, `AggregationError`, `AggregateError`, `TypicalAggregateError`.
+- The buyer's aim is an `Objective`: `TotalEpsilon`, `AggregationError`, `AggregateError`, `TypicalAggregateError`,
+  `LocalError`.
 - How much a budget can buy: `fluid_bound`, `one_price_bound`, `first_best_bound`, `prior_free_reference`, and for
   up to 4 clients `exact_optimum` on a `TypeGrid`.
 - `judge` counts what an outcome breaks; `privmarket.audit` puts everything together in an `AuditReport`.

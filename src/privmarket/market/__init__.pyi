@@ -33,6 +33,7 @@ from ._menus import POSTED_PRICE as POSTED_PRICE, MenuCurve as MenuCurve
 from ._objectives import (
     AggregateError as AggregateError,
     AggregationError as AggregationError,
+    LocalError as LocalError,
     Objective as Objective,
     TotalEpsilon as TotalEpsilon,
     TypicalAggregateError as TypicalAggregateError,

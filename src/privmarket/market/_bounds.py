@@ -12,7 +12,7 @@ All are limits for many clients.
 - `prior_free_reference` is the share 1 − 1/e of the first best: what the best rule that knows no distribution
   guarantees in large markets [AnariGoelNikzad2014].
 
-The bound of the typical error takes all clients to hold equally many records.
+The bounds of the typical and of the local error take all clients to hold equally many records.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from privmarket.market._objectives import (
     TOTAL_EPSILON,
     AggregateError,
     AggregationError,
+    LocalError,
     Objective,
     TotalEpsilon,
     TypicalAggregateError,
+    strength,
 )
+from privmarket.market._precision import Worth
 
 optimize = late("scipy.optimize")
 
@@ -127,7 +130,8 @@ def one_price_bound(
     if isinstance(objective, TotalEpsilon):
         spend, quantity = _supply_hull(distribution)
         return float(clients * np.interp(budget / clients, spend, quantity))
-    return _least_error(virtual_types(distribution), clients, budget, objective)
+    types = virtual_types(distribution, *_LOCAL_TYPES) if isinstance(objective, LocalError) else None
+    return _least_error(types or virtual_types(distribution), clients, budget, objective)
 
 
 def prior_free_reference(distribution: Distribution | Bids, clients: int, budget: float) -> float:
@@ -156,6 +160,8 @@ def _least_error(types: Types, clients: int, budget: float, objective: Objective
         return least_typical_error(types, clients, budget, objective).error
     if isinstance(objective, AggregateError):
         return least_aggregate_error(types, clients, budget, objective).error
+    if isinstance(objective, LocalError):
+        return least_local_error(types, clients, budget, objective).error
     if isinstance(objective, AggregationError):
         return _least_aggregation_error(types, clients, budget, objective)
     raise ConfigurationError(f"no bound is known for objective {objective.name!r}", "use total-epsilon")
@@ -233,13 +239,17 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     return dual, gradient
 
 
-def virtual_types(distribution: Distribution | Bids, quantiles: int = 128) -> Types:
-    """Types with ironed virtual costs: the inverse slope of the supply hull."""
+def virtual_types(distribution: Distribution | Bids, quantiles: int = 128, epsilons: int = 16) -> Types:
+    """Types with ironed virtual costs: the inverse slope of the supply hull.
+
+    Args:
+        quantiles, epsilons: into how many costs and offers an independent distribution is cut.
+    """
     spend, quantity = _supply_hull(distribution)
     if isinstance(distribution, IndependentDistribution):
         edges = np.linspace(0.0, quantity[-1], quantiles + 1)
         cost = np.diff(np.interp(edges, quantity, spend)) / np.diff(edges)
-        return _product(cost, distribution)
+        return _product(cost, distribution, epsilons)
     rows = _rows(distribution)
     at = np.interp(rows.valuation, *_price_quantity(distribution))
     slope = np.diff(spend) / np.diff(quantity)
@@ -666,3 +676,109 @@ class _Menus:
         cost = np.append(0.0, ((theta - self.mu) / (s * self.slope))[below][::-1])
         amount = np.append(cheap, self.epsilon[below][::-1])
         return np.asarray(np.interp(self.cost, cost, amount, right=0.0))
+
+
+# Bisections of a price level: each type sells or not, so the level jumps, and what is sold on both sides is mixed.
+_LEVEL_BISECTIONS = 32
+# A curvature at which the largest offer loses less than this share of its worth counts as none.
+_FLAT = 1e-6
+# Costs and offers that the bound of the local error tells apart: precision is steep in ε.
+_LOCAL_TYPES = 64, 64
+# A jump of prices at a worth z is spread from z over this factor to z times it.
+_STEEP = 1.01
+
+
+@dataclass(frozen=True)
+class LocalOptimum:
+    """The best that can be bought.
+
+    Attributes:
+        error: the least E.
+        precision: mean μ² per client.
+        curvature: ρ, with which a sale of precision y is worth y − ρ·y²/2: see `market._precision`.
+    """
+
+    error: float
+    precision: float
+    curvature: float
+
+
+def least_local_error(types: Types, clients: int, budget: float, objective: LocalError) -> LocalOptimum:
+    """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
+
+    With y = μ² of a sale, E + H² = (κ/N·E[y] + H²·E[y²])/E[y]². At an optimum every client sells what makes
+    y − ρ·y²/2 less cost·x/λ largest, with one λ as the budget allows and ρ = 2H²/(κ/N + 2H²·E[y²]/E[y]). That
+    leaves a search over ρ. Takes every client's records as the mean.
+    """
+    noise = objective.kappa / clients
+    squared = objective.heterogeneity**2
+    top = float(types.epsilon.max())
+    most = float(strength(np.array(top), objective.delta) ** 2)
+
+    def found(curvature: float) -> LocalOptimum:
+        worth = Worth.of(curvature, top, objective.delta)
+        mean, square = _bought_precision(types, worth, budget / clients)
+        error = (noise * mean + squared * square) / mean**2 - squared if mean > 0 else np.inf
+        return LocalOptimum(float(error), mean, curvature)
+
+    if squared * most <= _FLAT * noise:
+        return found(0.0)
+    # 1/ρ = κ/(2NH²) + E[y²]/E[y], and the second term is at most the precision of the largest offer.
+    low = float(np.log(max(noise / (2 * squared), _FLAT * most)))
+    high = float(np.log(noise / (2 * squared) + most))
+    best = _lowest(lambda x: found(float(np.exp(-x))).error, low, high)
+    return found(float(np.exp(-best)))
+
+
+def _bought_precision(types: Types, worth: Worth, money: float) -> tuple[float, float]:
+    """E[y] and E[y²] where `money` per client is spent on what it buys most worth with."""
+    rate = worth.rate_of(np.minimum(types.epsilon, worth.turn))
+    cost = np.maximum(types.cost, 1e-300)
+
+    def sold(level: float) -> Array:
+        slope = cost / level
+        part = np.minimum(types.epsilon, worth.amount_at(np.minimum(slope, worth.slope[0])))
+        return np.where(slope <= rate, part, 0.0)
+
+    def paid(amount: Array) -> float:
+        return float(types.probability @ (types.cost * amount))
+
+    def moments(amount: Array) -> tuple[float, float]:
+        y = worth.precision_of(amount)
+        return float(types.probability @ y), float(types.probability @ y**2)
+
+    everything = np.minimum(types.epsilon, worth.most)
+    if paid(everything) <= money:
+        return moments(everything)
+    low = float(np.log(cost.min() / rate.max())) - 1.0
+    high = float(np.log(cost.max() / rate.min())) + 40.0
+    for _ in range(_LEVEL_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if paid(sold(float(np.exp(middle)))) <= money else (low, middle)
+    below = sold(float(np.exp(low)))
+    above = sold(float(np.exp(high)))
+    rise = paid(above) - paid(below)
+    share = np.clip((money - paid(below)) / rise, 0.0, 1.0) if rise > 0 else 0.0
+    less = moments(below)
+    more = moments(above)
+    return less[0] + share * (more[0] - less[0]), less[1] + share * (more[1] - less[1])
+
+
+def selling_prices(distribution: Distribution | Bids) -> tuple[Array, Array]:
+    """(costs, prices): the best price to post where a unit of ε is worth so much, corners of a rising line.
+
+    A price p buys from the share F(p) at p·F(p), so a buyer to whom a unit is worth z posts the largest price whose
+    (ironed) virtual cost is at most z. Where that jumps over prices that suit nobody, the line is steep instead.
+    """
+    spend, quantity = _supply_hull(distribution)
+    if spend.size == 1:  # nobody is expected to ask anything
+        return np.zeros(1), np.full(1, np.nextafter(0.0, 1.0))
+    slope = np.diff(spend) / np.diff(quantity)
+    # A client that asks exactly a price does not sell, and past bids are likely to be asked again.
+    price = np.nextafter(spend[1:] / quantity[1:], np.inf)
+    between = 0.5 * (slope[1:] + slope[:-1])
+    lower = np.maximum(slope / _STEEP, np.append(0.0, between))
+    upper = np.minimum(slope * _STEEP, np.append(between, np.inf))
+    costs = np.append(0.0, np.stack([lower, upper], axis=1).ravel())
+    prices = np.append(0.0, np.stack([np.append(0.0, price[:-1]), price], axis=1).ravel())
+    return np.maximum.accumulate(costs), np.maximum.accumulate(prices)

@@ -197,10 +197,7 @@ class AggregateError(Objective):
 
     def mu(self, epsilon: Array) -> Array:
         """μ of each sale, 0 where nothing is sold; same shape as `epsilon`."""
-        if self.delta is None:
-            return epsilon
-        sold = epsilon > 0
-        return np.where(sold, mu_of(np.where(sold, epsilon, 1.0), self.delta), 0.0)
+        return strength(epsilon, self.delta)
 
 
 @dataclass(frozen=True)
@@ -224,8 +221,68 @@ class TypicalAggregateError(AggregateError):
         return np.asarray(excess.shape[-1] * (excess**2).sum(axis=-1))
 
 
+@dataclass(frozen=True)
+class LocalError(Objective):
+    """Noise variance plus typical squared bias under local trust, where each seller's update carries its own noise.
+
+    A sale of ε at δ is a μ-Gaussian release with μ = μ(ε, δ). Client i's update is a sum over its records with
+    noise of variance ∝ 1/μ_i², and the server weighs updates by μ_i². So
+
+        E = κ·Σ μ_i²/(Σ μ_i² n_i)² + H²·N·Σ (α_i − W_i)²,   α_i = μ_i² n_i/Σ μ_j² n_j,
+
+    the mean error where valuations have nothing to do with the data. Without bias and for equal records it is
+    κ/Σ μ_i².
+
+    Attributes:
+        kappa, heterogeneity: κ and H, on the scale of `TypicalAggregateError`: an honest client that sells alone
+            gives the same error.
+        delta: δ of every sale; None takes μ = ε.
+
+    Implements: the error of inverse-variance weights in docs/theory/local-trust.md; μ(ε, δ) of [BalleWang2018].
+    """
+
+    kappa: float = KAPPA
+    heterogeneity: float = 0.0
+    delta: float | None = DELTA
+    name: ClassVar[str] = "local-error"
+    larger_is_better: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (self.kappa > 0 and self.heterogeneity >= 0):
+            raise ConfigurationError(
+                f"local error: kappa {self.kappa} and heterogeneity {self.heterogeneity}",
+                "kappa must be above 0, heterogeneity at least 0",
+            )
+        if self.delta is not None and not 0 < self.delta < 0.5:
+            raise ConfigurationError(f"local error: delta is {self.delta}", "give a δ between 0 and 0.5")
+
+    def value(self, outcome: Outcome, bids: Bids) -> Array:
+        """(...,) the error of the weighted sum; infinite where nobody sells."""
+        variance, bias = self.terms(outcome.epsilon, bids)
+        return variance + bias
+
+    def terms(self, epsilon: Array, bids: Bids) -> tuple[Array, Array]:
+        """(...,) the variance and the squared-bias term of sold ε, (..., clients)."""
+        precision = strength(epsilon, self.delta) ** 2
+        counted = precision * bids.data_share * bids.clients
+        total = counted.sum(axis=-1)
+        sold = total > 0
+        safe = np.where(sold, total, 1.0)
+        variance = np.where(sold, self.kappa * precision.sum(axis=-1) / safe**2, np.inf)
+        excess = counted / safe[..., None] - bids.data_share
+        return variance, self.heterogeneity**2 * epsilon.shape[-1] * (excess**2).sum(axis=-1)
+
+
+def strength(epsilon: Array, delta: float | None) -> Array:
+    """μ of each sale at δ, 0 where nothing is sold; same shape as `epsilon`. Without a δ, μ = ε."""
+    if delta is None:
+        return epsilon
+    sold = epsilon > 0
+    return np.where(sold, mu_of(np.where(sold, epsilon, 1.0), delta), 0.0)
+
+
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (TotalEpsilon, AggregationError, AggregateError, TypicalAggregateError)
+    kind.name: kind for kind in (TotalEpsilon, AggregationError, AggregateError, TypicalAggregateError, LocalError)
 }
 
 

@@ -16,19 +16,21 @@ from functools import lru_cache
 import numpy as np
 
 from privmarket.market._bids import Array, Bids
-from privmarket.market._bounds import least_typical_error, virtual_types
+from privmarket.market._bounds import least_local_error, least_typical_error, virtual_types
 from privmarket.market._distributions import Distribution, EmpiricalDistribution, IndependentDistribution
 from privmarket.market._menus import RationCurve
-from privmarket.market._objectives import AggregateError, TypicalAggregateError
+from privmarket.market._objectives import AggregateError, LocalError, TypicalAggregateError
 
 # Beyond this share of clients a price may be infinite, or a single past bid.
 _MOST = 0.995
 _BISECTIONS = 26
 _OFFERS = 12
+_LOCAL_OFFERS = 40
 _STRENGTH_POINTS = 256
 # Designs are made for a grid of budgets and of bias-to-noise ratios, so that few are ever computed.
 _BUDGETS_PER_DECADE = 8
 _RATIOS_PER_DECADE = 4
+_LOCAL_RATIOS_PER_DECADE = 16
 _SAMPLE_CLIENTS = 20_000
 _BULK_SHARES = np.array([0.0, 0.02, 0.06, 0.15, 0.3, 0.5, 0.8])
 _MULTIPLES = np.array([2.0, 4.0, 8.0, 32.0, 1024.0])
@@ -90,6 +92,15 @@ def graded_curve(
     return _graded(distribution, *_grid_point(clients, budget, objective), objective.delta)
 
 
+def local_curvature(distribution: Distribution, clients: int, budget: float, objective: LocalError) -> float:
+    """ρ of the fluid optimum of the local error: how fast a client's further precision loses its worth."""
+    ratio = objective.heterogeneity**2 * clients / objective.kappa
+    if ratio == 0:
+        return 0.0
+    money = _on_grid(budget / clients, _BUDGETS_PER_DECADE)
+    return _local_curvature(distribution, money, _on_grid(ratio, _LOCAL_RATIOS_PER_DECADE), objective.delta)
+
+
 def bias_to_noise(objective: AggregateError, clients: int) -> float:
     """r = H²·N²·(h/n)/κ. Markets with equal r, distribution and budget per client have the same best menu."""
     return objective.heterogeneity**2 * clients**2 * objective.honest_share / objective.kappa
@@ -98,12 +109,12 @@ def bias_to_noise(objective: AggregateError, clients: int) -> float:
 @lru_cache(maxsize=4096)
 def _grid_point(clients: int, budget: float, objective: AggregateError) -> tuple[float, float]:
     """Money per client and bias-to-noise ratio, both rounded to a grid."""
+    ratio = _on_grid(bias_to_noise(objective, clients), _RATIOS_PER_DECADE)
+    return _on_grid(budget / clients, _BUDGETS_PER_DECADE), ratio
 
-    def rounded(value: float, per_decade: int) -> float:
-        return float(10.0 ** (np.round(np.log10(np.clip(value, 1e-9, 1e9)) * per_decade) / per_decade))
 
-    ratio = rounded(bias_to_noise(objective, clients), _RATIOS_PER_DECADE)
-    return rounded(budget / clients, _BUDGETS_PER_DECADE), ratio
+def _on_grid(value: float, per_decade: int) -> float:
+    return float(10.0 ** (np.round(np.log10(np.clip(value, 1e-9, 1e9)) * per_decade) / per_decade))
 
 
 @lru_cache(maxsize=4096)
@@ -160,6 +171,12 @@ def _graded(distribution: Distribution, money: float, ratio: float, delta: float
     inner = (shares[:, None] - sellers / _GRADES * (np.arange(8) + 0.5) / 8).clip(0, 1)
     amounts = np.interp(inner, reached, amount).mean(axis=1)
     return _as_curve(facts.price(shares), np.maximum(amounts, 1e-9))
+
+
+@lru_cache(maxsize=4096)
+def _local_curvature(distribution: Distribution, money: float, ratio: float, delta: float | None) -> float:
+    types = virtual_types(distribution, _COSTS, _LOCAL_OFFERS)
+    return least_local_error(types, 1, money, LocalError(1.0, ratio**0.5, delta)).curvature
 
 
 def _as_curve(price: Array, amount: Array) -> RationCurve:

@@ -4,7 +4,8 @@
   `file.py:Rule`, a class, an object, a function. `mechanism_names()` lists the names. `_registry.py` has all three.
 - Rules of the literature: `Pac`, `Vcg` and `KPlusOnePrice`, `Csra`, `MfgPricing`, `Jsam`, `ProportionalShare`.
 - Menus of posted prices: `MeanFieldMenu` sells shares of offers; `Ration`, `TwoStep` and `GradedRation` sell
-  amounts. The level that each client faces is computed in `_levels.py`.
+  amounts. The level that each client faces is computed in `_levels.py`. `PrecisionMenu` pays more for a unit of ε
+  to who offers more.
 - `learned`: rules with trained weights, and how to train your own.
 - `FunctionRule` makes a rule from a function; `why_nothing_sold` explains a market without sales.
 

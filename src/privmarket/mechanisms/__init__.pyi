@@ -7,6 +7,7 @@ from ._mean_field_menu import MeanFieldMenu as MeanFieldMenu
 from ._mfg_pricing import MfgPricing as MfgPricing, MfgPricingLiteral as MfgPricingLiteral
 from ._no_sale import why_nothing_sold as why_nothing_sold
 from ._pac import Pac as Pac, PacLiteral as PacLiteral
+from ._precision_menu import PrecisionMenu as PrecisionMenu
 from ._proportional_share import ProportionalShare as ProportionalShare
 from ._ration import Ration as Ration
 from ._registry import (

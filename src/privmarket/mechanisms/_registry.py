@@ -52,6 +52,7 @@ _REGISTRY: dict[str, tuple[str, str]] = {
     "ration": ("_ration", "Ration"),
     "two-step": ("_two_step", "TwoStep"),
     "graded-ration": ("_graded_ration", "GradedRation"),
+    "precision-menu": ("_precision_menu", "PrecisionMenu"),
     "mfg-menunet": ("learned._menunet", "MfgMenuNet"),
     "mfg-regretnet": ("learned._mfg_regretnet", "MfgRegretNet"),
     "mfg-regretnet:literal": ("learned._literal", "MfgRegretNetLiteral"),

@@ -59,8 +59,10 @@ REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and t
 # How many totals beyond those that were named are tried for a target, and by which factor they differ.
 _STEPS_BEYOND = 3
 _FACTOR_BEYOND = 4.0
-# H of the graded ration where none is measured: under local trust, for example, H means something else.
-_GRADED_HETEROGENEITY = 1.0
+# H of the graded ration where none is measured for it, and of the precision menu beside 0.
+_USUAL_HETEROGENEITY = 1.0
+# The rules that a plan tries, some with several settings; the learned one only for distributions it is made for.
+PLANNED_RULES = ("two-step", "mfg-menunet", "graded-ration", "mean-field-menu", "precision-menu")
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def rule_choices(
 
     Args:
         distribution: what clients ask.
-        measured: H where it was measured; else rules that need it are tried with those of the options.
+        measured: H where it was measured; else rules that need it are tried with those of the options. Under local
+            trust it is for the precision menu only, since other rules with an H are made for the error of a sum.
     """
     facts = Marginals.of(distribution)
     rounds = base.rounds
@@ -184,17 +187,21 @@ def rule_choices(
         price = float(f"{float(facts.price(np.array(share))):.4g}")
         settings = (("unit_price", price),)
         found.append(Choice(rounds, "two-step", settings, f"two-step, one ration at {price:g}", rate))
-    for heterogeneity in options.heterogeneities if measured is None else (measured,):
+    of_sums = measured if base.trust == "aggregate" else None
+    for heterogeneity in options.heterogeneities if of_sums is None else (of_sums,):
         learned = (("objective", AggregateError.name), ("heterogeneity", heterogeneity))
         if distribution.name in SCENARIOS:
             found.append(Choice(rounds, "mfg-menunet", learned, f"mfg-menunet for H = {heterogeneity:g}", rate))
         else:
             found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
-    grade = _GRADED_HETEROGENEITY if measured is None else measured
+    grade = _USUAL_HETEROGENEITY if of_sums is None else of_sums
     graded = (("heterogeneity", grade),)
     label = f"graded-ration for H = {grade:g}"
     found.append(Choice(rounds, "graded-ration", graded, label, rate))
     found.append(Choice(rounds, "mean-field-menu", (), "mean-field-menu", rate))
+    for heterogeneity in (0.0, _USUAL_HETEROGENEITY if measured is None else measured):
+        precise = (("heterogeneity", heterogeneity),)
+        found.append(Choice(rounds, "precision-menu", precise, f"precision-menu for H = {heterogeneity:g}", rate))
     return found
 
 
@@ -302,7 +309,7 @@ class Plan:
         target: the score asked for; `chosen` is the cheapest point that reaches it, or the point of the total asked
             for, or None. Where `score_before` reaches the target there are no points: nothing needs to be bought.
         cells, computed: how many runs the plan uses, and how many of these this call made; the others were on disk.
-        heterogeneity: H as it was measured in rehearsals; None under local trust or without public records.
+        heterogeneity: H as it was measured in rehearsals; None without public records.
         tried: what was tried. It says nothing about settings that were not.
     """
 
@@ -849,9 +856,8 @@ class Planner:
                     worlds=self.options.worlds,
                     seed=SEARCH_SEEDS[0],
                 )
-            if self.base.trust == "aggregate":
-                self.heterogeneity = self._measured_heterogeneity(total)
-                self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
+            self.heterogeneity = self._measured_heterogeneity(total)
+            self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
 
     def _points(self, totals: list[float]) -> list[Point]:
         """A point for each total.

@@ -11,7 +11,7 @@ from privmarket.market._distributions import scenario
 from tests.laws.broken import OwnRation
 
 UNIFORM = scenario("uniform")
-MENUS = ["mean-field-menu", "ration", "two-step", "graded-ration"]
+MENUS = ["mean-field-menu", "ration", "two-step", "graded-ration", "precision-menu"]
 
 
 @pytest.mark.parametrize("name", MENUS)

@@ -10,18 +10,20 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
+from privmarket.market._guarantees import Truthful
+from privmarket.mechanisms import mechanism
 from privmarket.reports._plan_figure import write_plan
 from privmarket.simulation import _plan as plan_choices, _plan as planning
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import run
-from privmarket.simulation._plan import Options, Planner, RunFigures, rule_choices, run_figures
+from privmarket.simulation._plan import PLANNED_RULES, Options, Planner, RunFigures, rule_choices, run_figures
 from privmarket.simulation._rehearsal import ClientSpread
 from privmarket.tasks import Task, score
 
 BASE = FederationConfig(dataset="digits", clients=10, public=40, training=recommended_training("digits"))
 OPTIONS = Options(rounds=(10, 20), price_shares=(0.5, 0.9), heterogeneities=(0.3,), seeds=(1, 2), worlds=1)
-# What a real plan in a test tries: three rules.
+# What a real plan in a test tries: five rules.
 TINY = Options(rounds=(3,), price_shares=(0.9,), heterogeneities=(), seeds=(1,), worlds=1)
 UNIFORM = scenario("uniform")
 RULES = rule_choices(BASE, UNIFORM, OPTIONS)
@@ -34,6 +36,12 @@ class Distribution:
         self.calls: list[FederationConfig] = []
         self.most_spent = np.inf
         self.before: float | None = 0.2
+        self.spreads: list[tuple] = []
+
+    def spread(self, training, rounds, whitening=None):
+        self.spreads.append((training, rounds))
+        # Half of the stand-ins do as much harm as noise of s = 0.5: H = 0.5 on mean gradients.
+        return ClientSpread((0.5,), (0.8,), (0.25, 0.5, 1.0), (0.9, 0.8, 0.7))
 
     @staticmethod
     def score(total, rounds, unit_price):
@@ -60,7 +68,7 @@ class Distribution:
 def law(monkeypatch):
     made = Distribution()
     monkeypatch.setattr(planning, "run_figures", made.run)
-    monkeypatch.setattr(planning, "StandIn", lambda *_, **__: object())
+    monkeypatch.setattr(planning, "StandIn", lambda *_, **__: made)
     monkeypatch.setattr(Planner, "score_of_own_records", lambda self: made.before)
     monkeypatch.setattr(Planner, "_rehearse", lambda self, total, choice: made.rehearse(self, total, choice))
     return made
@@ -212,7 +220,8 @@ def test_progress_is_told_step_by_step(law, tmp_path):
 
 def test_rules_are_exact_and_prices_come_from_the_law():
     assert [dict(rule.settings).get("unit_price") for rule in RULES[:2]] == [0.5, 0.9]
-    assert {rule.rule for rule in RULES} == {"two-step", "mfg-menunet", "graded-ration", "mean-field-menu"}
+    assert {rule.rule for rule in RULES} == set(PLANNED_RULES)
+    assert all(Truthful(in_="valuation") in mechanism(name).guarantees for name in PLANNED_RULES)
     dear = rule_choices(BASE, scenario("lognormal"), OPTIONS)
     assert dict(dear[0].settings)["unit_price"] == pytest.approx(1.0, rel=1e-3)  # the median of LogNormal(0, ½)
 
@@ -252,26 +261,30 @@ def test_senseless_options_are_refused(bad):
         Options(**bad)
 
 
-def test_under_aggregate_trust_h_is_measured_in_rehearsals_and_rules_are_made_for_it(law, tmp_path, monkeypatch):
-    asked = []
+def heterogeneities(planner, rule):
+    return {dict(choice.settings).get("heterogeneity") for _, choice in planner._rehearsed if choice.rule == rule}
 
-    class Spreading:
-        def spread(self, training, rounds, whitening=None):
-            asked.append((training, rounds))
-            # Half of the stand-ins do as much harm as noise of s = 0.5: H = 0.5 on mean gradients.
-            return ClientSpread((0.5,), (0.8,), (0.25, 0.5, 1.0), (0.9, 0.8, 0.7))
 
-    monkeypatch.setattr(planning, "StandIn", lambda *_, **__: Spreading())
+def test_h_is_measured_in_rehearsals_and_rules_are_made_for_it(law, tmp_path):
     base = BASE.replace(trust="aggregate")
     planner = Planner(base, tmp_path, OPTIONS)
     plan = planner.for_totals([20.0, 60.0])
     records = sum(planner.task.sizes) // 10  # the market counts noise on sums over a client's records
     assert plan.heterogeneity == plan.to_json()["heterogeneity"] == pytest.approx(0.5 * records, rel=0.01)
-    assert [(training.server_rate, rounds) for training, rounds in asked] == [(0.5, 20)]
+    assert [(training.server_rate, rounds) for training, rounds in law.spreads] == [(0.5, 20)]
     tried = {dict(choice.settings).get("heterogeneity") for _, choice in planner._rehearsed}
     assert tried - {None} >= {plan.heterogeneity}
     assert 0.3 not in tried, "an H that was not measured is not tried"
-    assert Planner(BASE, tmp_path, OPTIONS).for_totals([20.0]).heterogeneity is None
+    assert heterogeneities(planner, "precision-menu") == {0.0, plan.heterogeneity}
+
+
+def test_under_local_trust_it_is_measured_for_the_rule_whose_error_is_that_of_updates(law, tmp_path):
+    planner = Planner(BASE, tmp_path, OPTIONS)
+    plan = planner.for_totals([20.0])
+    assert plan.heterogeneity > 0
+    assert heterogeneities(planner, "precision-menu") == {0.0, plan.heterogeneity}
+    assert plan.heterogeneity not in heterogeneities(planner, "graded-ration")
+    assert heterogeneities(planner, "mfg-menunet") == set(OPTIONS.heterogeneities)
 
 
 # --- real plans

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from privmarket.simulation._plan import PLANNED_RULES
 from privmarket_studies.reproduce.cells import Cell, Scale
 
 KIND = "money"
@@ -19,7 +20,8 @@ TRUSTS = ("aggregate", "local")
 # More than anyone can sell within a lifetime ε: then the wallet is the limit, and not money.
 ENOUGH = 1e5
 _ONE_PRICE: dict[str, Any] = {"rule": "ration", "settings": {"unit_price": 1.0}, "money": ENOUGH}
-_PLANNED: dict[str, Any] = {"rule": "plan", "settings": {}}
+# A search among other rules is another run.
+_PLANNED: dict[str, Any] = {"rule": "plan", "settings": {}, "tries": list(PLANNED_RULES)}
 
 
 @dataclass(frozen=True)
