@@ -66,6 +66,12 @@ def test_the_findings_are_as_many_as_their_page_says_and_no_other_page_counts_th
         assert counted is None, page
 
 
+def test_the_index_says_of_every_page_what_was_tuned_on_what():
+    table = (KEPT / "README.md").read_text().partition("## What was tuned on what")[2].partition("Also kept:")[0]
+    pages = {f"{path.parent.name}/README.md" for path in KEPT.glob("*/README.md")}
+    assert pages - set(re.findall(r"\]\(([\w-]+/README\.md)\)", table)) == set()
+
+
 @pytest.fixture(scope="module")
 def results() -> Results:
     return publish.all_kept(KEPT)

@@ -14,7 +14,7 @@ from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.report import markdown
-from privmarket_studies.what_money_buys import cells as study, noise, page, runs
+from privmarket_studies.what_money_buys import cells as study, noise, page, runs, sceptic
 
 ROUNDS = 3
 
@@ -178,3 +178,50 @@ def test_the_front_page_of_the_site_states_the_figure_s_epsilon():
     assert f"({float(collude):g} if all others collude)" in told
     assert f"and at most {float(local):g} if it sees every update" in told
     assert f"mean and 95 % interval over {seeds} seeds" in told
+
+
+def test_another_library_fits_the_own_records_alone(monkeypatch):
+    """Own labels the other way round give models that are wrong; the clients' labels make no difference."""
+    config = study.STRIKES.pooled()
+    task = runs.task_of(config, 1)
+    rng = np.random.default_rng(0)
+
+    def area(of):
+        monkeypatch.setattr(sceptic, "task_of", lambda *_: of)
+        monkeypatch.setattr(sceptic, "_kernel_ridge", lambda _: sceptic._ridge()[::5])
+        return sceptic.run(config, 1, None)["auc"]
+
+    usual = area(task)
+    assert min(usual.values()) > 0.65
+    others = replace(task.private, labels=rng.permutation(task.private.labels))
+    assert area(task.replace(private=others)) == usual
+    assert max(area(task.replace(public=replace(task.public, labels=1 - task.public.labels))).values()) < 0.35
+
+
+def test_a_better_free_baseline_leaves_less_of_the_gain():
+    records = [
+        Record(
+            cell := Cell(study.KIND, study.STRIKES.capped(wallet), seed),
+            cell.depends_on,
+            {"score": 0.8 + 0.01 * seed, "score_name": "auc", "before": 0.7, "gain": 0.1 + 0.01 * seed},
+            None,
+            1.0,
+            {},
+        )
+        for wallet in study.WALLETS
+        for seed in (1, 2)
+    ]
+    records += [
+        Record(
+            cell := Cell(study.SCEPTIC, study.STRIKES.pooled(), seed),
+            cell.depends_on,
+            {"auc": {"a": 0.65, "b": 0.75}},
+            None,
+            1.0,
+            {},
+        )
+        for seed in (1, 2)
+    ]
+    rows = page.sceptic_table(page.Found(Results(records))).rows
+    assert [row[1] for row in rows] == ["70.00", "65.00", "75.00", "75.00"]
+    assert [row[2].split()[0] for row in rows] == ["+11.50", "+16.50", "+6.50", "+6.50"]

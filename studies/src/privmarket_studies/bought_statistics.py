@@ -233,6 +233,11 @@ Is a tenth of ε and money better spent on second moments of the inputs than on 
 2/3, a linear model, up to {seeds} seeds, which vary split, bids, noise and public records, alike in all columns.
 Money: 5 a round for tables, 20 for pictures (centred gradients). The file has the ε that was spent.
 
+These runs are of version 0.3.0 before rehearsals chose settings as they do
+[today](../../decisions/settings-on-public-records.md), and before whitening by public moments was offered to every
+run; the command computes missing runs only, so a new look takes an empty file. Settings were chosen on public
+records or not at all; defaults of whitened runs were fixed as said below.
+
 - **none**: inputs as they are; settings by rehearsals on public records, documented defaults without any.
 - **free**: inputs whitened by the moments of the public records, or by what the schema suggests (of pictures:
   nothing).

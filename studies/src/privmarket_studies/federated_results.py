@@ -47,6 +47,9 @@ These runs compare one setting of a market with another. They do not say what a 
 its own records: [what money buys](../what-money-buys/README.md) does, with settings chosen on public records alone.
 The paper's algorithm for all its rounds, by its own rule: [the paper, literally](../literal/README.md).
 
+**Settings were chosen in a former way**: candidates were trained on the clients' records, which no ε here counts,
+and compared on records that no client holds ([what remains of that](../../decisions/validation-records.md)).
+
 Made by `python -m privmarket_studies.federated_runs docs/results/federated/runs`, rendered by
 `python -m privmarket_studies.federated_results docs/results/federated`; the files are in [runs](runs).
 

@@ -126,8 +126,9 @@ client's privacy. Every accuracy of a bought model has to be read beside it: wha
 adds.
 
 The same public features as in the market's runs (what is recommended under each trust), three plain models, all
-hyper-parameters by five-fold cross-validation on the kept-back records alone. The best of them by cross-validation
-is in bold; the test records were used for the last column only.
+hyper-parameters by five-fold cross-validation on the kept-back records alone (one division into folds, seed 0;
+there is no other draw of the kept-back records, so no interval). The best of them by cross-validation is in bold;
+the test records were used for the last column only.
 
 Made by `{COMMAND}`, with `privmarket.tasks.own_records_alone`.
 

@@ -57,6 +57,7 @@ KINDS: dict[str, Kind] = {
     "money": Kind("privmarket_studies.what_money_buys.runs:run", revision=3),
     "money-pooled": Kind("privmarket_studies.what_money_buys.runs:run_pooled"),
     "money-noise": Kind("privmarket_studies.what_money_buys.noise:run"),
+    "money-sceptic": Kind("privmarket_studies.what_money_buys.sceptic:run"),
 }
 
 

@@ -45,7 +45,9 @@ def block(results: Results, folder: str = "") -> str:
         f"[All results]({folder}README.md).*",
         _table(results).markdown().partition("\n\n")[2],
         "*`:untrained` is the network of `mfg-regretnet` as its training starts, a ladder of menus built by hand. "
-        "The last column is to be read beside what is free: "
+        "The settings behind the last column were chosen by trainings on the clients' records, which no ε counts "
+        f"([what that means]({folder}../decisions/validation-records.md)), and it is to be read beside what is "
+        "free: "
         f"{_first_lower(own_records_line(('mnist',), 'local'))} [How]({folder}free-baseline/README.md). "
         f"{_spent_privacy(results, folder)}*",
     ]

@@ -16,6 +16,7 @@ from privmarket_studies.reproduce.cells import Cell, Scale
 KIND = "money"
 POOLED = "money-pooled"
 NOISE = "money-noise"
+SCEPTIC = "money-sceptic"
 TRUSTS = ("aggregate", "local")
 # More than anyone can sell within a lifetime ε: then the wallet is the limit, and not money.
 ENOUGH = 1e5
@@ -205,6 +206,7 @@ def cells(scale: Scale) -> list[Cell]:
     if scale.quick:
         return _small(scale)
     listed = _cells([noise_config(clients) for clients in CLIENTS], _seeds(scale, 10), NOISE)
+    listed += _cells([STRIKES.pooled()], _seeds(scale, 10), SCEPTIC)
     listed += headline_cells(scale, STRIKES, 10) + _cells([STRIKES.pooled()], _seeds(scale, 10), POOLED)
     for trust in TRUSTS:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 10))

@@ -86,6 +86,9 @@ def render(results: Results) -> ResultPage:
             Text("## Instead of a market, at equal lifetime ε"),
             prose("money-baselines"),
             baseline_table(found),
+            Text("## A sceptic's free baseline"),
+            prose("money-sceptic"),
+            sceptic_table(found),
             Text("## How many records the buyer has"),
             public_table(found),
             Text("## How many sellers there are"),
@@ -96,6 +99,7 @@ def render(results: Results) -> ResultPage:
             person_text(found),
             person_table(found),
             Text("## Other clients"),
+            prose("money-others"),
             others_table(found),
         ]
     blocks += [
@@ -412,6 +416,34 @@ def baseline_table(found: Found) -> Table:
     )
 
 
+def sceptic_table(found: Found) -> Table:
+    """Own records by another library, and what is left of the gain over the best of all models."""
+    market = study.STRIKES
+    other = found.runs(market.pooled(), study.SCEPTIC)
+    bought = {wallet: found.runs(market.capped(wallet)) for wallet in study.WALLETS}
+    usual = next(iter(bought.values()))
+    seeds = sorted(other.keys() & set.intersection(*[set(runs) for runs in bought.values()]))
+    columns = ("free model", "AUC", *(f"gain over it, ε ≤ {wallet:g} [95 %]" for wallet in study.WALLETS), "seeds")
+
+    def row(name: str, free: Mapping[int, float]) -> list[str]:
+        gains = [
+            _with_interval({seed: runs[seed]["score"] - free[seed] for seed in seeds}, "auc")
+            for runs in bought.values()
+        ]
+        return [name, f"{100 * np.mean([free[seed] for seed in seeds]):.2f}", *gains, str(len(seeds))]
+
+    if not seeds:
+        rows = [[NOT_COMPUTED] * len(columns)]
+    else:
+        before = {seed: usual[seed]["before"] for seed in seeds}
+        rows = [row("best of the study's four, picked on test records", before)]
+        for name in other[seeds[0]]["auc"]:
+            rows.append(row(f"scikit-learn: {name}", {seed: other[seed]["auc"][name] for seed in seeds}))
+        best = {seed: max(before[seed], *other[seed]["auc"].values()) for seed in seeds}
+        rows.append(row("best of all eight, picked on test records", best))
+    return Table("money-sceptic", f"{market.name}: own records by another library", columns, rows)
+
+
 def public_table(found: Found) -> Table:
     """MNIST by the size of the public set."""
     rows = []
@@ -604,6 +636,10 @@ def missing_text(found: Found) -> Text:
         config = cell.config
         if cell.kind == study.NOISE:
             name = f"money for equal noise, {config['clients']:,} clients"
+            counts[name] = counts.get(name, 0) + 1
+            continue
+        if cell.kind == study.SCEPTIC:
+            name = f"{config['task']}, own records by another library"
             counts[name] = counts.get(name, 0) + 1
             continue
         name = str(config["task"])
