@@ -7,6 +7,7 @@ import sys
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 
@@ -40,6 +41,31 @@ def object_named(kind: str, name: str, hint: str = "") -> object:
         own = [one for one in vars(module) if not one.startswith("_") and _is_of(module, one)]
         raise UnknownNameError.among(f"{kind} in {place}", attribute, own)
     found: object = getattr(module, attribute)
+    return found
+
+
+def made_callable(kind: str, found: Any, arguments: int, write: str, shown: object) -> Any:
+    """Something that is called with so many arguments, made from a class where one is given.
+
+    Args:
+        kind: what is looked for, for messages.
+        write: what a hint tells the author to write.
+        shown: how messages name it.
+
+    Raises:
+        ConfigurationError: it cannot be called like that.
+    """
+    if inspect.isclass(found):
+        try:
+            found = found()
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{kind} {found.__name__} cannot be made: {error}", "give every argument of __init__ a default"
+            ) from error
+    try:
+        inspect.signature(found).bind(*[None] * arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{shown!r} is no {kind}: {error}", f"write {write}") from error
     return found
 
 

@@ -30,6 +30,43 @@ def test_every_attack_is_named_in_the_help():
     assert f"{', '.join(ATTACKS[:-1])} or {ATTACKS[-1]};" in shown
 
 
+OWN = """
+import torch
+class Bright:
+    def __call__(self, subject, trials, rng):
+        picture = torch.full((1, *subject.records.inputs.shape[1:]), 30.0)
+        label = torch.tensor([3])
+        direction = next(subject.directions(picture, label))[0]
+        return subject.scores(picture, label, direction, trials)
+def nothing(subject, trials, rng):
+    return trials
+def auction_attack(mechanism, types, budget, rng): ...
+"""
+
+
+def test_an_attack_of_ones_own_refutes_a_client_that_cheats_and_not_an_honest_one(tmp_path, monkeypatch):
+    (tmp_path / "my_attack.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    own = [*QUICK, "--attack", "my_attack.py:Bright", "--json"]
+    honest = runner.invoke(app, own, catch_exceptions=False)
+    broken = runner.invoke(app, [*own, "--noise-share", "0.1"], catch_exceptions=False)
+    assert (honest.exit_code, broken.exit_code) == (0, 1)
+    check_fields("attack", json.loads(honest.stdout))
+    assert json.loads(broken.stdout)["attacks"][0]["attack"] == "Bright"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("auction_attack", "is no attack"), ("nothing", "returned int"), ("Brigth", "Bright")],
+)
+def test_an_attack_that_cannot_be_used_is_refused_in_one_line(name, said, tmp_path, monkeypatch):
+    (tmp_path / "my_attack.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PrivmarketError) as caught:
+        runner.invoke(app, [*QUICK, "--attack", f"my_attack.py:{name}"], catch_exceptions=False)
+    assert said in f"{caught.value} {caught.value.hint}"
+
+
 def test_a_client_that_cheats_ends_in_exit_code_one():
     result = runner.invoke(app, [*QUICK, "--attack", "canary", "--noise-share", "0.1"])
     assert result.exit_code == 1

@@ -49,7 +49,12 @@ def attack(
     settings: dict[str, Any],
     source: dict[str, Any],
     kind: Annotated[
-        list[str] | None, typer.Option("--attack", help="canary, one-run or membership; all unless given.")
+        list[str] | None,
+        typer.Option(
+            "--attack",
+            help="canary, one-run or membership; all unless given. Or your own: package.module:Attack or "
+            "file.py:Attack.",
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the attacks to this file (.png, .svg, .pdf).")] = None,
     json: Json = False,
@@ -66,6 +71,8 @@ def attack(
       privmarket attack --noise-share 0.1                    # a client that cheats is found
 
       privmarket attack --dataset mnist --attack canary --trials 5000 --json
+
+      privmarket attack --attack my_attack.py:Bright   # an attack of your own
     """
     check_writable(plot, "--plot")
     given = TaskSource(**source)
@@ -74,7 +81,7 @@ def attack(
         given.require_none_of_a_table()
         settings = settings | {"model": given.model}
     plan = AttackPlan(**settings)
-    kinds = list(dict.fromkeys(kind or attacks.ATTACKS))
+    kinds = [attacks.attack_called(name) for name in dict.fromkeys(kind or attacks.ATTACKS)]
     results = attacks.attack_client(plan, kinds, note, task=task)
     if plot is not None:
         _draw(results, plot)

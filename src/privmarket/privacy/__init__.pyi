@@ -16,7 +16,11 @@ from ._laplace import DiscreteLaplaceRelease as DiscreteLaplaceRelease, LaplaceR
 from ._noise import NoiseSource as NoiseSource
 from ._policy import SellerPolicy as SellerPolicy
 from ._release import ReleaseGrid as ReleaseGrid, sum_inflation as sum_inflation
-from ._release_audit import audit_family as audit_family, collect_scores as collect_scores
+from ._release_audit import (
+    Scores as Scores,
+    audit_family as audit_family,
+    collect_scores as collect_scores,
+)
 from ._statistics import (
     Count as Count,
     Histogram as Histogram,

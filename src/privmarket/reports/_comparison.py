@@ -9,7 +9,6 @@ import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from html import escape
-from inspect import isclass, signature
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from privmarket._counted import counted
 from privmarket._figures import new_figure, own_look, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
+from privmarket._named import made_callable
 from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
 from privmarket.market import _attacks as attacks
 from privmarket.market._audit import AuditReport, audit as audit_mechanism, beyond_rounding, student_t
@@ -248,21 +248,9 @@ def attack_called(given: AttackLike) -> attacks.Attack | attacks.Level:
     if isinstance(given, str) and ":" not in given:
         unknown = UnknownNameError.among("attack", given, attacks.LEVELS)
         raise UnknownNameError(unknown.message, f"{unknown.hint}, or give one of your own as file.py:Attack")
-    found: Any = named_object("attack", given) if isinstance(given, str) else given
-    if isclass(found):
-        try:
-            found = found()
-        except TypeError as error:
-            raise ConfigurationError(
-                f"attack {found.__name__} cannot be made: {error}", "give every argument of __init__ a default"
-            ) from error
-    try:
-        signature(found).bind(None, None, None, None)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{given!r} is no attack: {error}", "write __call__(self, mechanism, types, budget, rng) -> Regret"
-        ) from error
-    own: attacks.Attack = found
+    found = named_object("attack", given) if isinstance(given, str) else given
+    write = "__call__(self, mechanism, types, budget, rng) -> Regret"
+    own: attacks.Attack = made_callable("attack", found, arguments=4, write=write, shown=given)
     return own
 
 

@@ -10,6 +10,7 @@ Begin with `federate` (one run from plain arguments) and `plan` (what a model wi
 - `Federation`: a run round by round, for those who want to step it themselves.
 - `summarise`, `client_table`: a finished run as plain data.
 - `attack_client`, `attack_run` → `AttackResult`: what an attacker can tell from real releases, beside the claim.
+  `AttackPlan` says which client is attacked; `Subject` is that client, as an attack of your own is given it.
 
 To read the code, begin with `Federation.step` in `_federation.py`: it plays one round of `privmarket.rounds` and
 moves the model. `_pool.py` trains the sellers, `_server.py` weighs and adds up their updates, `_bidding.py` makes

@@ -1,4 +1,10 @@
-from ._attacks import AttackResult as AttackResult, attack_client as attack_client, attack_run as attack_run
+from ._attacks import (
+    AttackPlan as AttackPlan,
+    AttackResult as AttackResult,
+    Subject as Subject,
+    attack_client as attack_client,
+    attack_run as attack_run,
+)
 from ._config import FederationConfig as FederationConfig, Training as Training
 from ._federate import federate as federate
 from ._federation import Federation as Federation

@@ -2,7 +2,8 @@
 
 - `canary_attack`: one planted record, in or out, over many releases;
 - `one_run_attack`: hundreds of planted records, each in by a fair coin, and a single release;
-- `membership_attack`: real records, each in by a fair coin, many rounds of training, and the finished model alone.
+- `membership_attack`: real records, each in by a fair coin, many rounds of training, and the finished model alone;
+- `own_attack`: what somebody else wrote, on releases with and without one record.
 
 Each gives a lower bound on ε that is wrong with a stated probability. A bound above the claim refutes the claim.
 One below it proves nothing, but shows how close the attack comes. With a `noise_share` below 1 the client adds too
@@ -23,8 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from privmarket._settings import DELTA, AttackPlan
+from privmarket._named import made_callable
+from privmarket._settings import DELTA, AttackPlan as AttackPlan
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.mechanisms._registry import named_object
 from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._noise import NoiseSource
@@ -106,13 +109,36 @@ class Subject:
             )
             yield found.double().numpy()
 
+    def scores(self, inputs: Tensor, labels: Tensor, direction: Array, trials: int) -> Scores:
+        """Releases with one more record and without it, `trials` of each, along a direction of the attacker's.
+
+        Args:
+            inputs, labels: the planted record, with a leading axis of length 1.
+            direction: (parameters,) what every release is multiplied by.
+        """
+        if labels.shape[0] != 1:
+            raise ConfigurationError(f"{labels.shape[0]} records are planted", "plant one: a claim is about one")
+        base = self.records
+        planted = ClientRecords(
+            torch.cat([base.inputs, inputs]), torch.cat([base.labels, labels]), [base.labels.shape[0] + 1]
+        )
+        inside, outside = (
+            np.concatenate([self.release(_copies(records, n)) @ direction for n in _batches(trials)])
+            for records in (planted, base)
+        )
+        return Scores(inside, outside)
+
+
+OwnAttack = Callable[[Subject, int, np.random.Generator], Scores]
+"""(client under attack, trials, generator) ↦ scores of releases with and without one record that it planted."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
     """What an attack saw, beside what was claimed.
 
     Attributes:
-        name: canary, one-run or membership.
+        name: canary, one-run or membership, or what an attack of one's own is called.
         claim_epsilon, delta: the claim.
         claim_guess: the largest share of right guesses that the claimed release allows, at even odds.
         audit: the lower bound on ε.
@@ -188,18 +214,56 @@ def canary_attack(
     image *= _BRIGHT
     direction = next(subject.directions(image, label))[0]
     direction /= max(float(direction @ direction), 1e-30)  # the canary's own contribution scores 1
-    base = subject.records
-    planted = ClientRecords(
-        torch.cat([base.inputs, image]), torch.cat([base.labels, label]), [base.labels.shape[0] + 1]
-    )
-    inside, outside = (
-        np.concatenate([subject.release(_copies(records, n)) @ direction for n in _batches(trials)])
-        for records in (planted, base)
-    )
-    audit = audit_family(Scores(inside, outside), subject.family, confidence=confidence)
-    middle = float(np.median(np.concatenate([inside, outside])))
-    guess = 0.5 * float((inside > middle).mean() + (outside <= middle).mean())
-    return _result("canary", subject, audit, guess, inside, outside)
+    return _judged("canary", subject, subject.scores(image, label, direction, trials), confidence)
+
+
+def own_attack(
+    attack: OwnAttack, subject: Subject, rng: np.random.Generator, *, trials: int = 1000, confidence: float = 0.95
+) -> AttackResult:
+    """Runs an attack that somebody else wrote, and bounds ε from its scores as for a canary.
+
+    Assumes: what the attack calls inside and outside are releases of data sets that differ in one record, each
+    scored by itself.
+
+    Raises:
+        ConfigurationError: the attack does not return `Scores`.
+    """
+    found = attack(subject, trials, rng)
+    if not isinstance(found, Scores):
+        raise ConfigurationError(
+            f"attack {_name_of(attack)} returned {type(found).__name__}",
+            "return pm.privacy.Scores(inside, outside), for example from subject.scores(…)",
+        )
+    return _judged(_name_of(attack), subject, found, confidence)
+
+
+def attack_called(given: str | OwnAttack) -> str | OwnAttack:
+    """The attack that a name, `file.py:Name` or an object means: a name of `ATTACKS`, or one of somebody's own.
+
+    Raises:
+        ConfigurationError: it is no attack.
+        UnknownNameError: there is no attack of that name.
+    """
+    if isinstance(given, str) and given in ATTACKS:
+        return given
+    if isinstance(given, str) and ":" not in given:
+        unknown = UnknownNameError.among("attack", given, ATTACKS)
+        raise UnknownNameError(unknown.message, f"{unknown.hint}, or give one of your own as file.py:Attack")
+    found = named_object("attack", given) if isinstance(given, str) else given
+    write = "__call__(self, subject, trials, rng) -> Scores"
+    own: OwnAttack = made_callable("attack", found, arguments=3, write=write, shown=given)
+    return own
+
+
+def _name_of(attack: OwnAttack) -> str:
+    return str(getattr(attack, "__name__", type(attack).__name__))
+
+
+def _judged(name: str, subject: Subject, scores: Scores, confidence: float) -> AttackResult:
+    audit = audit_family(scores, subject.family, confidence=confidence)
+    middle = float(np.median(np.concatenate([scores.inside, scores.outside])))
+    guess = 0.5 * float((scores.inside > middle).mean() + (scores.outside <= middle).mean())
+    return _result(name, subject, audit, guess, scores.inside, scores.outside)
 
 
 def one_run_attack(
@@ -462,8 +526,8 @@ def _membership(subject: Subject, target: _Target, plan: AttackPlan, rng: np.ran
     )
 
 
-# The attacks of `privmarket attack` by name. To add one: a function that takes the client under attack, the records
-# and the model it came from, the plan and a generator, and a line here.
+# The attacks of `privmarket attack` by name; others are given as `file.py:Attack`. To add one: a function that
+# takes the client under attack, the records and the model it came from, the plan and a generator, and a line here.
 _ATTACKS = {"canary": _canary, "one-run": _one_run, "membership": _membership}
 ATTACKS = tuple(_ATTACKS)
 
@@ -471,7 +535,7 @@ ATTACKS = tuple(_ATTACKS)
 @one_thread()
 def attack_client(
     plan: AttackPlan,
-    kinds: Sequence[str] = ATTACKS,
+    kinds: Sequence[str | OwnAttack] = ATTACKS,
     report: Callable[[str], None] | None = None,
     *,
     task: Task | None = None,
@@ -480,12 +544,11 @@ def attack_client(
 
     Args:
         task: its model and first private records are used instead of the named data set.
-        kinds: which attacks, out of `ATTACKS`.
+        kinds: which attacks, out of `ATTACKS`, or own ones: `file.py:Attack`, a class or a function
+            (subject, trials, rng) → `Scores`.
         report: called with a text before each step.
     """
-    for name in kinds:
-        if name not in ATTACKS:
-            raise UnknownNameError.among("attack", name, ATTACKS)
+    chosen = [attack_called(kind) for kind in kinds]
     target = _target_of(plan) if task is None else _target_of_task(plan, task)
     images = target.inputs
     labels = target.labels
@@ -506,10 +569,14 @@ def attack_client(
         plan.noise_share,
     )
     results = []
-    for name in kinds:
+    for one in chosen:
+        name = one if isinstance(one, str) else _name_of(one)
         if report is not None:
             report(f"{name} attack …")
-        results.append(_ATTACKS[name](subject, target, plan, rng))
+        if isinstance(one, str):
+            results.append(_ATTACKS[one](subject, target, plan, rng))
+        else:
+            results.append(own_attack(one, subject, rng, trials=plan.trials, confidence=plan.confidence))
     return results
 
 

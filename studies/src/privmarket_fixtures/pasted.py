@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"postgresql": "needs a PostgreSQL server",
     r"public\.npz": "needs records of the reader's own",
     r"wallet-0\.jsonl": "needs the wallet of an earlier sale",
+    r"my_attack\.py": "needs the file that its page shows: test_attack_command.py",
     r"roster\.json|PUBLIC_KEY": "needs a key or a roster that another party made",
     r"^privmarket (reproduce|bench|nash-gap)": "part of the studies, run by their own tests",
     r"--engine (simulation|deployment)": "needs Ray or SuperNodes: test_flower_engines.py",
