@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     drawing = late("matplotlib.figure")
 
-_LOOKS = {
+_LOOKS: dict[str, tuple[str, Any]] = {
     "pac": ("#0072B2", "o"),
     "vcg": ("#56B4E9", "s"),
     "k-plus-one-price": ("#999933", "v"),
@@ -35,7 +35,7 @@ _LOOKS = {
     "dm-regretnet": ("#88CC66", ">"),
     "mfg-regretnet": ("#332288", "h"),
     "mfg-menunet": ("#000000", "d"),
-    "regretformer": ("#DDAA33", "P"),
+    "regretformer": ("#DDAA33", (4, 1, 0)),
 }
 _OTHER = ("#777777", ".")
 

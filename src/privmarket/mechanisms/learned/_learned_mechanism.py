@@ -35,8 +35,9 @@ from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, 
 
 # Beyond this many clients in all, the network runs in float32; money is float64 throughout.
 FLOAT64_ROWS = 100_000
-# Pairs of clients that a network reads at once, so that attention over large markets fits into memory.
-_PAIRS_AT_ONCE = 2_000_000
+# Pairs of clients that a network reads at once: attention over large markets fits into memory, and over small ones
+# into a processor's cache.
+_PAIRS_AT_ONCE = 400_000
 _OWN_PACKAGE = "privmarket."
 # A client that would sell less than this share of its offer sells nothing: an ε of 10⁻⁸ is of no use to anybody.
 LEAST_SHARE = 1e-3

@@ -21,9 +21,11 @@ CLASSICAL = (
     "proportional-share",
     "mean-field-menu",
 )
-LEARNED = ("mfg-menunet", "regretnet", "dm-regretnet", "mfg-regretnet")
+LEARNED = ("mfg-menunet", "regretnet", "dm-regretnet", "regretformer", "mfg-regretnet")
 RULES = (*CLASSICAL, *LEARNED)
 LITERAL = ("pac:literal", "vcg:literal", "mfg-pricing:literal", "mfg-regretnet:literal")
+# Its clients look at each other in pairs: larger markets than this are not timed.
+IN_PAIRS, MOST_IN_PAIRS = "regretformer", 1_000
 # `mfg-regretnet` before its first step of training.
 UNTRAINED = "mfg-regretnet:untrained"
 # Rules that no misreport helps against, in v and in withheld ε: what the tests hold them to.

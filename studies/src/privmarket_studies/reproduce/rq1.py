@@ -223,7 +223,7 @@ def _table(results: Results, clients: int, distribution: str, budget: int) -> Ta
         mean = _main(results, "mean", rule, setting)
         if mean is None:
             reason = results.absent("regret", mechanism=rule, **_where(*setting))
-            if reason != NOT_COMPUTED:
+            if reason != NOT_COMPUTED or rule in RULES:
                 rows.append([rule, *[reason] * 6])
             continue
         gains = ("mean_in_valuation", "mean_in_epsilon", "maximum")
@@ -443,7 +443,7 @@ def _learned(results: Results, setting: Setting) -> Text:
     mine = _seeds_of(results, "mfg-regretnet", setting)
     others = [
         f"against `{rule}` ({_share(means[rule])}) {found.words('+.3%')}"
-        for rule in ("regretnet", "dm-regretnet")
+        for rule in ("regretnet", "dm-regretnet", "regretformer")
         if (found := compare(mine, _seeds_of(results, rule, setting))) is not None
     ]
     return prose(

@@ -19,7 +19,7 @@ from privmarket_studies.reproduce.document import (
     failure_text,
     prose,
 )
-from privmarket_studies.reproduce.markets import RULES
+from privmarket_studies.reproduce.markets import IN_PAIRS, MOST_IN_PAIRS, RULES
 from privmarket_studies.reproduce.paper import printed, speed_up_claimed
 from privmarket_studies.reproduce.statistics import Measured
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 SIZES = (10, 100, 500, 1_000, 10_000, 100_000, 1_000_000)
+NOT_TIMED = "not timed: N² pairs"
 DEVIATION_SIZES = (10, 30, 100, 300, 1_000)
 _QUICK_SIZES = (10, 500, 10_000)
 _SLOPE_FROM = 10_000
@@ -41,7 +42,11 @@ def cells(scale: Scale) -> list[Cell]:
     seconds = 0.02 if scale.quick else 0.25
     seeds = scale.seeds_or(3, 1)
     made = [
-        Cell("latency", _config(rule, n, seconds), s, 0.4 + n / 1e5) for n in sizes for rule in RULES for s in seeds
+        Cell("latency", _config(rule, n, seconds), s, 0.4 + n / 1e5)
+        for n in sizes
+        for rule in RULES
+        if is_timed(rule, n)
+        for s in seeds
     ]
     made += [
         Cell("deviations", _config(rule, n, seconds), s, 0.4 + (n / 1e3) ** 2)
@@ -50,6 +55,15 @@ def cells(scale: Scale) -> list[Cell]:
         for s in seeds
     ]
     return made
+
+
+def is_timed(rule: str, clients: int) -> bool:
+    """Whether an auction of this size is asked of a rule; one that compares all pairs of clients is spared."""
+    return rule != IN_PAIRS or clients <= MOST_IN_PAIRS
+
+
+def _absent(results: Results, kind: str, rule: str, clients: int) -> str:
+    return results.absent(kind, mechanism=rule, clients=clients) if is_timed(rule, clients) else NOT_TIMED
 
 
 def _config(rule: str, clients: int, seconds: float) -> dict[str, object]:
@@ -76,7 +90,16 @@ def render(results: Results) -> ResultPage:
 
 
 # Those left out of the figures run beside one of these: a sort and a few sums.
-_DRAWN = ("pac", "csra", "mfg-pricing", "mean-field-menu", "regretnet", "dm-regretnet", "mfg-regretnet")
+_DRAWN = (
+    "pac",
+    "csra",
+    "mfg-pricing",
+    "mean-field-menu",
+    "regretnet",
+    "dm-regretnet",
+    "regretformer",
+    "mfg-regretnet",
+)
 _AUCTION = "One auction, the paper's Fig. 5: (a) time, (b) peak memory. Rules that are not drawn are in the tables."
 _DEVIATIONS = "All N clients: what would one other report bring? Rules that are not drawn are in the table."
 
@@ -108,7 +131,7 @@ def _time_table(results: Results) -> Table:
         times = [_spread(results, "latency", rule, n) for n in sizes]
         over = results.measured("over_argsort", "latency", mechanism=rule, clients=sizes[-1]) if sizes else None
         fitted = slope(results, "latency", rule, _SLOPE_FROM)
-        absent = results.absent("latency", mechanism=rule)
+        absent = _absent(results, "latency", rule, sizes[-1]) if sizes else NOT_COMPUTED
         tail = [absent if m is None else m.text(spec) for m, spec in ((fitted, ".2f"), (over, ".1f"))]
         rows.append([rule, *times, *tail])
     columns = ("mechanism", *(f"N = {n:,}" for n in sizes), "slope", f"× argsort at N = {sizes[-1]:,}")
@@ -120,7 +143,7 @@ def _memory_table(results: Results) -> Table:
     rows = []
     for rule in RULES:
         peaks = [_best(results, "latency", rule, n, "peak_bytes") for n in sizes]
-        absent = [results.absent("latency", mechanism=rule, clients=n) for n in sizes]
+        absent = [_absent(results, "latency", rule, n) for n in sizes]
         rows.append([rule, *(a if p is None else _megabytes(p) for p, a in zip(peaks, absent, strict=True))])
     rows.append(["the bids themselves", *(_megabytes(16.0 * n, 0) for n in sizes)])
     columns = ("mechanism", *(f"N = {n:,}" for n in sizes))
@@ -181,6 +204,7 @@ def _learned(results: Results) -> Text:
         slowest=(ranked[-1], _time(times[ranked[-1]])) if ranked else None,
         slopes=(min(s.mean for s in slopes), max(s.mean for s in slopes)) if slopes else None,
         net=slope(results, "deviations", "mfg-regretnet", 100),
+        attention=slope(results, "deviations", IN_PAIRS, 100),
         csra=slope(results, "deviations", "csra", 100),
     )
 
@@ -244,7 +268,7 @@ def _spread(results: Results, kind: str, rule: str, clients: int) -> str:
     """Mean ± std over seeds in the unit of the mean."""
     found = results.measured("seconds", kind, mechanism=rule, clients=clients)
     if found is None:
-        return results.absent(kind, mechanism=rule, clients=clients)
+        return _absent(results, kind, rule, clients)
     unit, size = next(((u, s) for u, s in _UNITS if found.mean >= s), _UNITS[-1])
     mean = _three_digits(found.mean / size)
     digits = len(mean.partition(".")[2])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from privmarket._figures import colour, new_figure
 from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce.document import Results, Table
-from privmarket_studies.reproduce.markets import RULES, UNTRAINED
+from privmarket_studies.reproduce.markets import IN_PAIRS, RULES, UNTRAINED
+from privmarket_studies.reproduce.rq2 import NOT_TIMED, is_timed
 from privmarket_studies.reproduce.rq4 import ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs
 from privmarket_studies.reproduce.statistics import Measured
@@ -118,12 +119,16 @@ def _share(gain: Measured) -> str:
 
 def _seconds(results: Results, rule: str) -> str:
     seconds = results.values("seconds", "latency", mechanism=rule, clients=1_000_000)
+    if not is_timed(rule, 1_000_000):
+        return NOT_TIMED
     absent = results.absent("latency", mechanism=rule, clients=1_000_000)
     return f"{min(seconds):.2f} s" if seconds else absent
 
 
 def _accuracy(runs: Runs, rule: str) -> str:
     accuracy = runs.measured("accuracy", rule, 0.1)
+    if accuracy is None and rule == IN_PAIRS:
+        return "not run"
     if accuracy is None:
         return runs.absent(rule) if rule in ROWS else "none: overspends"
     return f"{100 * accuracy.mean:.1f} ± {100 * accuracy.std:.1f} %"
