@@ -103,6 +103,18 @@ def test_blank_lines_come_before_lists_and_nowhere_else(written, shown):
     assert _hook("page_text").on_page_markdown(written) == shown
 
 
+def test_figures_in_tables_stay_in_one_piece_and_sentences_do_not():
+    shown = _hook("page_text").on_page_content
+    for figure in ("4e-03", "0.116% ± 0.008%", "−1.7 %", "2 s"):
+        assert shown(f"<td>{figure}</td>") == f'<td class="figure">{figure}</td>'
+    assert (
+        shown('<td style="text-align: right;">4e-03</td>')
+        == '<td style="text-align: right;" class="figure">4e-03</td>'
+    )
+    for text in ("uniform", "12 clients who said that they sell", "<code>4e-03</code>"):
+        assert shown(f"<td>{text}</td>") == f"<td>{text}</td>"
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
