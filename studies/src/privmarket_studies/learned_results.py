@@ -250,8 +250,11 @@ def _misreports(rows: list[MisreportRow]) -> str:
         "apart",
     ]
     computed = set(map(case_of, rows))
-    missing = [f"`{case[0]}`, {case[1]}, N = {case[2]}" for case in wanted() if case not in computed]
-    later = f"\n\nNot computed yet (the command goes on): {'; '.join(missing)}." if missing else ""
+    missing: dict[str, list[str]] = {}
+    for rule, distribution, clients, markets in (case for case in wanted() if case not in computed):
+        missing.setdefault(f"{distribution}, N = {clients}, {markets} markets", []).append(f"`{rule}`")
+    texts = "; ".join(f"{where}: {', '.join(rules)}" for where, rules in missing.items())
+    later = f"\n\nNot computed yet (the command goes on): {texts}." if missing else ""
     return f"{lead}\n\n{_table(header, table)}{later}"
 
 
