@@ -13,7 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.cli._plan import _advice, _command, _not_reached
+from privmarket.cli._plan import _advice, _command, _not_reached, _table
 from privmarket.errors import PrivmarketError
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._plan import Choice, Plan, Point, TriedSettings
@@ -164,6 +164,23 @@ def test_what_is_said_of_a_target_follows_from_what_was_tried():
     assert said_of("normal", made(0.9, spent=39.0)).endswith("--effort full")
     assert "Tried: 10 and 30 rounds; 5 rules; 2 totals up to 40." in dear
     assert "chosen by 12 rehearsals on your own records, figures come from 3 seeds." in dear
+
+
+def test_differences_of_a_plan_have_the_same_decimals():
+    plan = made(None, spent=39.0)
+    first, second = (
+        replace(point, seeds=3, score=0.7, deviation=deviation, gain=gain)
+        for point, deviation, gain in zip(plan.points, (0.00371, 0.0331), (0.004, -0.02), strict=True)
+    )
+    ranked = replace(plan, points=(first, second), score=score("auc"))
+    cells = [list(column.cells) for column in _table(ranked).columns]
+    assert cells[1] == ["0.700 ± 0.0037", "0.700 ± 0.0331"]
+    assert cells[2] == ["+0.0040", "-0.0200"]
+    wide = (replace(first, deviation=37.1), replace(second, deviation=331.0))
+    money = replace(plan, points=wide, score=score("mae"))
+    assert list(_table(money).columns[1].cells) == ["0.7 ± 37", "0.7 ± 331"]
+    alike = replace(plan, points=(replace(first, deviation=0.0, gain=None),), score=score("auc"))
+    assert list(_table(alike).columns[1].cells) == ["0.700 ± 0.00"]
 
 
 def test_buy_nothing_is_said_where_buying_does_not_pay():

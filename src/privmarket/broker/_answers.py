@@ -26,9 +26,10 @@ class Page(TypedDict, Generic[Item]):
 
 
 class WalletAnswer(TypedDict):
-    """A seller's lifetime wallet: the cap on ε at δ, what the accountant says is spent, the share that is left.
+    """A seller's lifetime wallet: its cap on ε at δ, the ε that its sales have spent so far, and the share left.
 
-    `measure` is that of the measures which the wallet watches of which the largest share is left.
+    The wallet accounts for its sales in several ways, each of which is valid. `measure` names the one that leaves
+    most; `remaining_share` is what it leaves.
     """
 
     cap_epsilon: float
@@ -207,11 +208,11 @@ class State(TypedDict):
 
 
 class StepAnswer(State):
-    """A round after a step.
+    """A round after a step. Which fields there are depends on the step.
 
-    Of an auction: `bids`, and who sells how much for how much; `reveal_deadline_ms` where bids must be revealed
-    first; `state` is `closed` while the auction of a very large round is computed. Of receipts: how many are
-    `missing`. Of an end: what was paid and refunded, and the `fault` of an abort.
+    After closing: the number of bids and sellers, the ε and the money awarded; or `reveal_deadline_ms`, where bids
+    must be revealed first. `state` is `closed` while the auction of a very large round is computed. After receipts:
+    how many are `missing`. After the end: what was paid and refunded, and `fault`, why a round was aborted.
     """
 
     bids: NotRequired[int]
@@ -241,7 +242,7 @@ class ClaimAnswer(TypedDict):
 
 
 class UpdateKey(TypedDict):
-    """What opens a sealed update that is disputed."""
+    """The key that opens a sealed update that is disputed."""
 
     round_id: str
     seller_id: str
@@ -265,7 +266,7 @@ class Ruled(State):
 
 
 class CohortKey(TypedDict):
-    """The key that one seller of a round has registered: whom a secure sum may consist of."""
+    """The registered key of a seller of a round. Only sellers of the round may take part in its secure sum."""
 
     seller_id: str
     public_key: str
@@ -273,9 +274,9 @@ class CohortKey(TypedDict):
 
 
 class Movement(TypedDict):
-    """A line of a statement; `seq` is its log entry.
+    """One line of an account's statement: money that came in or went out; `seq` is its log entry.
 
-    `reference`: of a booking, as the bank has it. `title` and `number`: of the task and round that it is about.
+    A booking has the bank's `reference`. A line about a round has the `title` of its task and its `number`.
     """
 
     seq: int
@@ -297,9 +298,9 @@ class PayoutAnswer(TypedDict):
 
 
 class Balance(TypedDict):
-    """What a party holds after money came in or went out; `entry` is the booking's number in the log.
+    """A party's balance after a booking; `entry` is the booking's number in the log.
 
-    `state`: booked; proposed, where a second operator must approve it first; or declined.
+    `state` is `booked`, `proposed` (a second operator must approve it first) or `declined`.
     """
 
     party_id: str
@@ -377,7 +378,7 @@ class DatasetAnswer(TypedDict):
 
 
 class Totals(TypedDict):
-    """All the money there is, and where it stands."""
+    """All money at the broker: paid in, held in escrow for open rounds, on accounts, and paid to sellers so far."""
 
     deposited_micro: int
     escrow_micro: int
@@ -398,7 +399,7 @@ class LogLine(TypedDict):
 
 
 class Event(TypedDict):
-    """Something that happened: `kind` as in the log, and what it is about, where it is about one."""
+    """Something that happened, with the kind of its log entry and the task, round or party that it is about."""
 
     seq: int
     at_ms: int
@@ -431,9 +432,10 @@ class Status(TypedDict):
 
 
 class LogHead(TypedDict):
-    """The head of the log: how many entries, the Merkle root over them, when, signed by `public_key`.
+    """The head of the log: the number of its entries, the Merkle root over them and their last time, signed.
 
-    `now_signature` says, signed too, that this was the newest head at `now_ms`; `keys` how the key was handed on.
+    `signature` is by `public_key`. `now_signature` is by the same key and says that this was the newest head at
+    `now_ms`. `keys` lists the keys that signed before, each with its signature for the next.
     """
 
     log_id: str

@@ -244,7 +244,10 @@ class Broker:
         return self._write(actor, key, ("webhook", url), command)
 
     def register(self, fields: Mapping[str, object], key: str, actor: Actor = ANONYMOUS) -> Registered:
-        """A new party with its first token. Only an operator may make an operator or an arbiter.
+        """A new party with its first token. Only an operator may make an operator, an arbiter or an auditor.
+
+        An auditor's token reads every task, round and winner, the registered keys of every round's sellers, and the
+        whole log, with all bids of auctions that are over. It changes nothing of the market.
 
         With `token_sha256` in the fields, the caller has made the token itself, and a repeat gets the first answer.
         Without it, the broker makes a token and shows it in the answer only once, so a repeat is refused.

@@ -197,7 +197,8 @@ class BrokerClient(BrokerConnection):
 
         The token is made here and only its hash is sent, so the broker never sees it before it is used. With a key
         the party signs everything that it states, so that nobody else can state it in its name; with `signs="bids"`
-        it signs its bids only.
+        it signs its bids only. Operators, arbiters and auditors are made by an operator's client; an auditor reads
+        all tasks, winners, cohort keys and the whole log.
         """
         token = "pm_" + secrets.token_hex(32)
         form = {"role": role, "name": name, "cap_epsilon": cap_epsilon, "delta": delta}

@@ -12,10 +12,11 @@ NO_REFERENCE = "no reference"
 
 
 class KeyForm(Form):
-    """The Ed25519 public key that one signs with from now on, and what it signs.
+    """A new Ed25519 public key of the caller, and what the caller signs with it.
 
-    `signature`: by the key that one had, over "privmarket key v1", one's id, the new key and what it signs, each
-    with a line feed after it. Without it every check of the log points at the change.
+    `signature` is made with the caller's present key, over four lines, each ended by a line feed: "privmarket key
+    v1", the caller's id, the new key, and what it signs. A change without it is accepted, but every later check of
+    the log reports it.
     """
 
     model_config = example(public_key="1f" * 32)
@@ -26,7 +27,7 @@ class KeyForm(Form):
 
 
 class Booking(Form):
-    """Money that came in or went out, in micro-units: 1,000,000 is one unit; `reference`: as the bank has it."""
+    """Money that came in or went out, in micro-units (1,000,000 is one unit), with the bank's reference."""
 
     model_config = example(amount_micro=2_500_000, reference="transfer 2026-04-17, invoice 31")
 
@@ -35,7 +36,7 @@ class Booking(Form):
 
 
 class WebhookForm(Form):
-    """Where one's events are posted: an https:// address in the public internet; null ends it."""
+    """The https:// address, in the public internet, to which the caller's events are posted; null stops that."""
 
     model_config = example(url="https://clinic.example/privmarket")
 
@@ -43,10 +44,10 @@ class WebhookForm(Form):
 
 
 class Attestation(Form):
-    """Which data set a seller sells from: a digest of it and of a secret salt, signed, once for all.
+    """The one data set that a seller sells from: a signed digest of its file and a secret salt, given once.
 
-    `signature`: Ed25519 over the three lines "privmarket dataset v1", seller id, dataset_sha256, each ended by a
-    line feed.
+    `signature` is Ed25519 over three lines, each ended by a line feed: "privmarket dataset v1", the seller's id and
+    `dataset_sha256`.
     """
 
     model_config = example(dataset_sha256="da" * 32, signature="5a" * 64)
@@ -56,7 +57,7 @@ class Attestation(Form):
 
 
 class Progress(Form):
-    """How good the buyer's model is after a round: the share of examples that it gets right."""
+    """How good the buyer's model is after a round: the share of examples that it gets right, 0 to 1."""
 
     model_config = example(accuracy=0.87)
 
@@ -64,7 +65,7 @@ class Progress(Form):
 
 
 class Receipts(Form):
-    """The buyer's receipts for updates: null for usable, else what was wrong."""
+    """The buyer's receipts: for each seller's update null if it was usable, else what was wrong with it."""
 
     model_config = example(receipts={"seller-0123456789abcdef": None, "seller-fedcba9876543210": "wrong shape"})
 
@@ -72,7 +73,7 @@ class Receipts(Form):
 
 
 class ReasonForm(Form):
-    """Why: a round is aborted, a rejection disputed, a party suspended."""
+    """A reason: why a round is aborted, a rejection disputed, or a booking undone or declined."""
 
     model_config = example(reason="the shape is as the task asks")
 
@@ -98,10 +99,10 @@ class Ruling(Form):
 
 
 class ErrorShape(BaseModel):
-    """Every error, everywhere.
+    """The shape of every error.
 
-    `field` names the part of the request that was wrong, such as `body.budget_micro`, where one was; tell the
-    operator `request_id` if you ask about it.
+    `field` names the wrong part of the request, such as `body.budget_micro`, if there is one. Give the operator
+    `request_id` if you ask about an error.
     """
 
     code: str

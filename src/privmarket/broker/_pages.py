@@ -40,7 +40,7 @@ from privmarket.broker._page_frame import (
     reason_typed,
     show,
 )
-from privmarket.broker._parties import ANONYMOUS, Actor, require
+from privmarket.broker._parties import ANONYMOUS, ROLES, Actor, require
 from privmarket.broker._projection import KINDS
 from privmarket.broker._shapes import SignatureText, TaskForm
 from privmarket.broker._statements import STATEMENTS
@@ -264,7 +264,7 @@ def _what_applies(
         can = {"rule"} if state == "cleared" and any(_disputed(award) for award in awards) else set()
     else:
         can = set()
-    if role == "arbiter":
+    if role in ("arbiter", "auditor"):
         return can
     early = role == "buyer" and task["buyer_may_close"]
     over = state in ("open", "revealing") and not bidding  # a closed one is being cleared
@@ -402,7 +402,7 @@ def move_round(request: Request, round_id: str, step: str, mark: Field, key: Key
 # ---- accounts, money, privacy, the log ------------------------------------------------------------------------
 
 
-PARTY = re.compile(r"(?:operator|buyer|seller|arbiter)-[0-9a-f]{16}")
+PARTY = re.compile(rf"(?:{'|'.join(ROLES)})-[0-9a-f]{{16}}")
 
 
 @pages.get("/sign-in", response_class=HTMLResponse)
@@ -619,7 +619,7 @@ _BY_CHOICE = frozenset(STATEMENTS) - {"round.closed", "round.aborted"}
 
 @pages.get("/audit", response_class=HTMLResponse)
 def audit(request: Request) -> Response:
-    """The log, searched by kind and by whom or what it is about (operators)."""
+    """The log, searched by kind and by whom or what it is about (operators and auditors)."""
     actor, broker = actor_and_broker(request)
     asked = {name: request.query_params.get(name, "").strip() for name in ("kind", "about")}
     if any(len(text) > 80 or not text.isprintable() for text in asked.values()):

@@ -334,7 +334,7 @@ def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> an
 def list_awards(
     broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50
 ) -> Page[answers.AwardAnswer]:
-    """Who sells what: oneself for a seller, all winners for the buyer and operators."""
+    """Who sells what: oneself for a seller; all winners for the buyer, the arbiter, auditors and operators."""
     with broker.database.read() as connection:
         return views.award_list(connection, caller, round_id, after, limit)
 
@@ -518,7 +518,7 @@ def audit_log(
     after: After = None,
     limit: Limit = 50,
 ) -> Page[answers.LogLine]:
-    """The log, newest first (operators)."""
+    """The log, newest first (operators and auditors)."""
     with broker.database.read() as connection:
         return log_views.log_list(connection, caller, kind, about, after, limit)
 

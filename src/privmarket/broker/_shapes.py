@@ -165,6 +165,9 @@ class Registration(_Account, Form):
     `token_sha256` is the SHA-256 of a token that the caller made itself (32 random bytes, as text): then no secret
     travels and the request can be repeated. `public_key` is an Ed25519 key; with it one signs everything that one
     states (POST /v1/statements), or with `signs` = bids only bids. Without a key one signs nothing.
+
+    Operators, arbiters and auditors are made by operators. An auditor's token reads every task, round and winner,
+    the registered keys of every round's sellers, and the whole log, with all bids of auctions that are over.
     """
 
     model_config = example(role="seller", name="North clinic", cap_epsilon=8.0, delta=1e-5)

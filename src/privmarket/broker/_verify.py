@@ -131,6 +131,8 @@ def _wanted(expected: str | None) -> tuple[int, str] | None:
     size, _, root = expected.partition(":")
     if not size.isdigit() or len(root) != 64:
         raise BrokerError(f"{expected} is not a head", "give SIZE:ROOT, as `broker verify` and witnesses show it")
+    if int(size) == 0:
+        raise BrokerError(f"{expected} proves nothing", "every log begins with 0 entries: give a head of 1 or more")
     return int(size), root
 
 
@@ -164,6 +166,10 @@ class _Check:
         if begin is not None:
             self._resume(begin)
         seen = _by_size(witnessed)
+        for one in witnessed:
+            other = seen[one.head.size].head
+            if other.root != one.head.root:
+                self.say(f"log: witnesses saw two logs of {other.size} entries: {one.head.root} and {other.root}")
         if expected is not None:
             self._contains(connection, expected)
         for one in seen.values():
@@ -229,7 +235,10 @@ class _Check:
         """Checks, by the stored hashes, that the log still begins with a head that was noted earlier."""
         size, root = wanted
         head = log.read_head(connection)
-        if not 0 < size <= head.size:
+        if size == 0:
+            self.say(f"log: the head 0:{root} noted earlier proves nothing: every log begins with 0 entries")
+            return
+        if size > head.size:
             return  # `run` reports it at the end
         try:
             path = merkle.consistency_proof(log.Stored(connection), size, head.size)

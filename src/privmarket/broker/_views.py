@@ -1,8 +1,8 @@
 """What each role may see. What belongs to somebody else is answered with 404, as if it did not exist.
 
 Sellers see tasks, rounds and themselves; buyers see their own tasks, totals and winners, never a losing bid;
-arbiters see the tasks that name them, with rounds and winners; operators see everything, but bids only once the
-auction is over.
+arbiters see the tasks that name them, with rounds and winners; auditors see all tasks, rounds, winners and cohort
+keys, and the log (`_log_views`); operators see everything. Nobody sees another's bid before the auction is over.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def own_tokens(connection: Connection, actor: Actor, after: str | None, limit: i
 
 
 def task_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.TaskAnswer]:
-    """Tasks: a buyer's or arbiter's own, everybody's for sellers and operators."""
+    """Tasks: a buyer's or arbiter's own, everybody's for sellers, auditors and operators."""
     query = select(tasks)
     if actor.role in ("buyer", "arbiter"):
         query = query.where((tasks.c.buyer_id if actor.role == "buyer" else tasks.c.arbiter_id) == actor.party_id)
@@ -337,7 +337,7 @@ def _why(round_: RoundRow, bid: BidRow, sold: float | None) -> str:
 def award_list(
     connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int
 ) -> Page[answers.AwardAnswer]:
-    """Who sells what: a seller sees itself, the buyer, the arbiter and operators see all winners."""
+    """Who sells what: a seller sees itself, the buyer, the arbiter, auditors and operators see all winners."""
     round_ = visible_round(connection, actor, round_id)
     offered = (bids.c.round_id == awards.c.round_id) & (bids.c.seller_id == awards.c.seller_id)
     query = select(awards, bids.c.data_size).join(bids, offered).where(awards.c.round_id == round_id)
@@ -364,7 +364,7 @@ def cohort(
 ) -> Page[answers.CohortKey]:
     """The registered keys of a round's sellers, who may take part in its secure sum.
 
-    Of the sellers, only those that sold in the round may read them.
+    Of the sellers, only those that sold in the round may read them; auditors and operators may always.
     """
     visible_round(connection, actor, round_id)
     mine = (awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -207,13 +208,20 @@ def _with_deviation(made: Plan, point: Point) -> str:
     return made.score.format(point.score) + (f" ± {_size(made, point.deviation)}" if point.seeds > 1 else "")
 
 
-def _size(made: Plan, value: float) -> str:
+def _size(made: Plan, value: float, sign: str = "") -> str:
     """A difference of scores: in points for shares of records, else as a number."""
-    return f"{100 * value:.2f} points" if _is_share(made) else f"{value:.3g}"
+    return f"{100 * value:{sign}.2f} points" if _is_share(made) else f"{value:{sign}.{_decimals(made)}f}"
 
 
 def _signed(made: Plan, gain: float) -> str:
-    return f"{100 * gain:+.2f} points" if _is_share(made) else f"{gain:+.3g}"
+    return _size(made, gain, "+")
+
+
+def _decimals(made: Plan) -> int:
+    """Decimals that all differences of a plan are shown with: three digits of the largest."""
+    sizes = [abs(size) for point in made.points for size in (point.deviation, point.gain or 0.0)]
+    largest = max(sizes, default=0.0)
+    return max(0, 2 - math.floor(math.log10(largest))) if 0.0 < largest < math.inf else 2
 
 
 def _is_share(made: Plan) -> bool:

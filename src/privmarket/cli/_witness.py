@@ -32,7 +32,11 @@ def witness(
         Path | None, typer.Option(help="Your own key: cosign each head, and leave that with the broker.")
     ] = None,
     token: Annotated[
-        str | None, typer.Option(help="Of your account as auditor, to cosign.", envvar="PRIVMARKET_BROKER_TOKEN")
+        str | None,
+        typer.Option(
+            help="Of your account as auditor, to cosign. Keep it safe: it reads all tasks, winners and the log.",
+            envvar="PRIVMARKET_BROKER_TOKEN",
+        ),
     ] = None,
     compare: Annotated[Path | None, typer.Option(help="Another witness's file: compare with it once.")] = None,
 ) -> None:

@@ -514,7 +514,7 @@ class Searched:
 
 
 OnCell = Callable[[int, str], None]
-"""Told how many more rehearsals or runs are done or known to be needed, and what was done last."""
+"""Called with how many more rehearsals or runs are done, and with what was done last."""
 
 
 def _tell_nobody(_done: int, _text: str) -> None:

@@ -13,6 +13,8 @@ from privmarket.broker._api import create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._errors import UnauthenticatedError
 from privmarket.broker._page_frame import details_in_words
+from privmarket.broker._pages import PARTY
+from privmarket.broker._parties import ROLES
 from privmarket.broker._signatures import canonical
 from privmarket.broker._wallets import WalletRecord
 from privmarket.privacy._calibration import ReleaseFamily
@@ -25,6 +27,7 @@ RULES = {
     "operator": (200, 200, 200, 200, 200, 200, 200, 200),
     "buyer": (200, 200, 200, 403, 403, 200, 200, 200),
     "seller": (200, 200, 200, 403, 403, 200, 200, 200),
+    "auditor": (200, 200, 200, 403, 200, 200, 200, 200),
     "other buyer": (200, 200, 200, 403, 403, 404, 404, 200),
 }
 
@@ -49,6 +52,7 @@ def mark(page: str) -> str:
 def tokens(market: Market) -> dict[str, str]:
     own = {"operator": market.operator, "buyer": market.buyer, "seller": market.sellers[0]}
     made = {role: market.broker.mint_token(actor, "full", key())["token"] for role, actor in own.items()}
+    made["auditor"] = market.broker.register({"role": "auditor", "name": "eyes"}, key(), market.operator)["token"]
     made["other buyer"] = market.broker.register({"role": "buyer", "name": "other"}, key())["token"]
     return made
 
@@ -65,6 +69,25 @@ def test_who_sees_which_page(market: Market, tokens: dict[str, str]) -> None:
                 reply = http.get(page.format(task=task_id, round=round_id) + query)
                 assert reply.status_code == status, (role, page)
                 assert "0.9071" not in reply.text  # a sealed bid of somebody else
+
+
+def test_an_auditor_looks_and_changes_nothing(market: Market, tokens: dict[str, str]) -> None:
+    """It finds the log, where parties of every role have their names, and no button of a round."""
+    round_id = market.open()
+    market.bid_all(round_id, (0.2, 0.9071, 0.4))
+    auditor = browser(market, tokens["auditor"])
+    for path in (f"/rounds/{round_id}", "/"):
+        page = auditor.get(path).text
+        assert '<a href="/audit"' in page
+        assert "/people" not in page
+    assert 'id="abort"' in browser(market, tokens["operator"]).get(f"/rounds/{round_id}").text
+    assert not re.search(rf'action="/rounds/{round_id}', auditor.get(f"/rounds/{round_id}").text)
+    market.finish(round_id)
+    log = auditor.get("/audit").text
+    assert "0.9071" in log
+    assert "clinic 1" in log
+    assert all(PARTY.fullmatch(f"{role}-{'0a' * 8}") for role in ROLES)
+    assert not PARTY.fullmatch(f"stranger-{'0a' * 8}")
 
 
 def test_nobody_sees_a_page_without_signing_in(market: Market) -> None:

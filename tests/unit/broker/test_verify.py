@@ -15,7 +15,7 @@ from privmarket.broker import _projection as projection, _rules as rules
 from privmarket.broker._database import Database
 from privmarket.broker._errors import BrokerError, DatabaseError
 from privmarket.broker._schema import PROJECTIONS, metadata
-from privmarket.broker._verify import verify
+from privmarket.broker._verify import SeenHead, verify
 from privmarket.mechanisms import mechanism
 from privmarket.privacy import _gaussian as gaussian, _wallet as wallet_measures
 from privmarket.rounds import Offer
@@ -247,6 +247,22 @@ def test_a_rewritten_log_is_found_by_an_older_head(market: Market) -> None:
     assert verify(market.broker, noted).difference is None
     assert "noted earlier" in (verify(market.broker, f"3:{'f' * 64}").difference or "")
     assert "noted earlier" in (verify(market.broker, f"999:{'f' * 64}").difference or "")
+    with pytest.raises(BrokerError, match="proves nothing"):
+        verify(market.broker, f"0:{noted.partition(':')[2]}")
+
+
+def test_witnesses_that_saw_two_logs_are_told_so(market: Market) -> None:
+    """In whichever order their files are given, the head that this log never had is named."""
+    ours = market.broker.database.newest_head()
+    at_ms = market.clock.now_ms
+    seen, other, empty = (
+        SeenHead(head, at_ms, at_ms) for head in (ours, ours._replace(root="f" * 64), ours._replace(size=0))
+    )
+    assert verify(market.broker, witnessed=[seen, seen]).differences == ()
+    for both in ([seen, other], [other, seen]):
+        found = verify(market.broker, witnessed=both).differences
+        assert any("witnesses saw two logs" in one and "f" * 64 in one for one in found)
+    assert "proves nothing" in (verify(market.broker, witnessed=[empty]).difference or "")
 
 
 def test_a_broker_that_keeps_a_micro_unit_is_caught(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:

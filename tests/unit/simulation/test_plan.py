@@ -29,7 +29,7 @@ UNIFORM = scenario("uniform")
 RULES = rule_choices(BASE, UNIFORM, OPTIONS)
 
 
-class Distribution:
+class MadeUpRuns:
     """Stands for rehearsals and runs: more money is better, best are 20 rounds and price 0.5."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Distribution:
 
 
 @pytest.fixture
-def law(monkeypatch):
-    made = Distribution()
+def made_up(monkeypatch):
+    made = MadeUpRuns()
     monkeypatch.setattr(planning, "run_figures", made.run)
     monkeypatch.setattr(planning, "StandIn", lambda *_, **__: made)
     monkeypatch.setattr(Planner, "score_of_own_records", lambda self: made.before)
@@ -78,7 +78,7 @@ def test_amounts_below_the_axis_are_plain_numbers():
     assert planning._tick_labels([14.142, 100.0, 1000.0, 1100.0, 24000.0]) == ["14.1", "100", "1,000", "", "24,000"]
 
 
-def test_it_finds_the_best_settings_and_states_figures_of_other_seeds(law, tmp_path):
+def test_it_finds_the_best_settings_and_states_figures_of_other_seeds(made_up, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0, 180.0])
     assert [point.total for point in plan.points] == [20, 60, 180]
     for point in plan.points:
@@ -93,18 +93,18 @@ def test_it_finds_the_best_settings_and_states_figures_of_other_seeds(law, tmp_p
         assert point.pay_per_client == pytest.approx(0.09 * point.total)
         assert point.lifetime_epsilon == pytest.approx(point.total / 10)
     # What is run is measured on test records, with seeds that chose nothing, at the rate of the rehearsals.
-    assert {(config.measured_on, config.seed) for config in law.calls} == {("test", 1), ("test", 2)}
-    assert {config.training.server_rate for config in law.calls} == {0.5}
+    assert {(config.measured_on, config.seed) for config in made_up.calls} == {("test", 1), ("test", 2)}
+    assert {config.training.server_rate for config in made_up.calls} == {0.5}
     assert plan.own_records == 40
     assert plan.score_before == pytest.approx(0.2)
     assert plan.worth_buying
 
 
-def test_a_second_plan_runs_nothing_anew(law, tmp_path):
+def test_a_second_plan_runs_nothing_anew(made_up, tmp_path):
     first = Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0])
-    calls = len(law.calls)
+    calls = len(made_up.calls)
     again = Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0])
-    assert len(law.calls) == calls == first.computed
+    assert len(made_up.calls) == calls == first.computed
     assert (again.computed, again.cells) == (0, first.cells)
     assert again.points == first.points
     victim = next(tmp_path.glob("*.json"))
@@ -112,7 +112,7 @@ def test_a_second_plan_runs_nothing_anew(law, tmp_path):
     assert Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0]).computed == 1
 
 
-def test_the_cheapest_total_for_a_target(law, tmp_path):
+def test_the_cheapest_total_for_a_target(made_up, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [10.0, 40.0, 160.0])
     # total/(total + 20) ≥ 0.7 from 46.5 on: between 40 and 160, twice halved in logarithm.
     assert plan.reached
@@ -120,16 +120,16 @@ def test_the_cheapest_total_for_a_target(law, tmp_path):
     assert plan.to_json()["chosen"]["total"] == plan.chosen.total
 
 
-def test_nothing_is_rehearsed_or_run_where_own_records_reach_the_target(law, tmp_path):
-    law.before = 0.7
+def test_nothing_is_rehearsed_or_run_where_own_records_reach_the_target(made_up, tmp_path):
+    made_up.before = 0.7
     planner = Planner(BASE, tmp_path, OPTIONS)
     plan = planner.for_target(0.7, [10.0, 40.0])
     assert plan.reached
     assert plan.own_records_suffice
     assert (plan.points, plan.chosen, plan.score_before) == ((), None, 0.7)
     assert not plan.worth_buying
-    assert (law.calls, planner._rehearsed) == ([], {})
-    law.before = 0.6999
+    assert (made_up.calls, planner._rehearsed) == ([], {})
+    made_up.before = 0.6999
     assert Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [10.0, 40.0]).points
 
 
@@ -141,23 +141,23 @@ def test_the_score_of_own_records_is_what_the_runs_of_a_plan_state(tmp_path):
     assert Planner(without, tmp_path, OPTIONS).score_of_own_records() is None
 
 
-def test_totals_below_those_named_are_tried_while_all_reach_the_target(law, tmp_path):
+def test_totals_below_those_named_are_tried_while_all_reach_the_target(made_up, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [800.0, 1600.0])
     # From 46.5 on: 200 and 50 reach it, 12.5 does not; then two halvings between 12.5 and 50.
     assert plan.chosen.total == pytest.approx(50.0)
     assert min(point.total for point in plan.points) == pytest.approx(12.5)
 
 
-def test_no_more_than_three_totals_beyond_those_named_are_tried(law, tmp_path):
+def test_no_more_than_three_totals_beyond_those_named_are_tried(made_up, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [80_000.0])
     assert plan.chosen.total == pytest.approx(80_000 / 4**3)
 
 
-def test_totals_above_those_named_are_tried_while_money_can_be_spent(law, tmp_path):
+def test_totals_above_those_named_are_tried_while_money_can_be_spent(made_up, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [5.0, 10.0])
     assert plan.reached
     assert 46.5 < plan.chosen.total <= 160.0
-    law.most_spent = 4.0
+    made_up.most_spent = 4.0
     plan = Planner(BASE, tmp_path / "little", OPTIONS).for_target(0.7, [5.0, 10.0])
     assert not plan.reached
     assert max(point.total for point in plan.points) == 10.0  # more money would not be spent
@@ -168,22 +168,22 @@ def test_under_aggregate_trust_less_money_is_tried():
     assert all(sum_ < open_ for sum_, open_ in zip(aggregate, local, strict=True))
 
 
-def test_buying_does_not_pay_where_own_records_are_as_good(law, tmp_path):
-    law.before = 0.9
+def test_buying_does_not_pay_where_own_records_are_as_good(made_up, tmp_path):
+    made_up.before = 0.9
     plan = Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0])
     assert not plan.worth_buying
     assert plan.to_json()["worth_buying"] is False
     assert all(point.gain < 0 for point in plan.points)
-    law.before = 0.75  # the larger total gives 0.7515
+    made_up.before = 0.75  # the larger total gives 0.7515
     plan = Planner(BASE, tmp_path / "near", OPTIONS).for_totals([20.0, 60.0])
     assert plan.points[1].gain == pytest.approx(0.0015)
     assert plan.worth_buying  # two standard errors are 0.001
     assert not replace(plan.points[1], gain_deviation=0.002).pays
-    law.before = None
+    made_up.before = None
     assert Planner(BASE, tmp_path / "none", OPTIONS).for_totals([20.0]).worth_buying
 
 
-def test_a_plan_knows_what_it_tried_and_nothing_more(law, tmp_path):
+def test_a_plan_knows_what_it_tried_and_nothing_more(made_up, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.999, [10.0, 40.0])
     assert not plan.reached
     assert plan.chosen is None
@@ -196,18 +196,18 @@ def test_a_plan_knows_what_it_tried_and_nothing_more(law, tmp_path):
     assert (again.computed, again.tried) == (0, plan.tried)
 
 
-def test_without_public_records_documented_defaults_stand(law, tmp_path):
+def test_without_public_records_documented_defaults_stand(made_up, tmp_path):
     planner = Planner(BASE.replace(public=0), tmp_path, OPTIONS)
-    law.before = None
+    made_up.before = None
     plan = planner.for_totals([20.0, 60.0])
     assert not planner.rehearses
     assert plan.tried.rehearsals == 0
-    assert {config.training for config in law.calls} == {BASE.training}
+    assert {config.training for config in made_up.calls} == {BASE.training}
     assert plan.score_before is None
     assert plan.own_records == 0
 
 
-def test_progress_is_told_step_by_step(law, tmp_path):
+def test_progress_is_told_step_by_step(made_up, tmp_path):
     told = []
     plan = Planner(BASE, tmp_path, OPTIONS, on_cell=lambda done, text: told.append(done)).for_totals([20.0, 60.0])
     assert sum(told) == plan.computed + plan.tried.rehearsals
@@ -243,16 +243,16 @@ def test_past_bids_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [[], [0.0], [-1.0], [float("inf")]])
-def test_senseless_money_is_refused(bad, law, tmp_path):
+def test_senseless_money_is_refused(bad, made_up, tmp_path):
     with pytest.raises(ConfigurationError, match="money"):
         Planner(BASE, tmp_path, OPTIONS).for_totals(bad)
 
 
 @pytest.mark.parametrize("target", [1.0, 95.0, float("nan"), float("inf")])
-def test_senseless_targets_are_refused(target, law, tmp_path):
+def test_senseless_targets_are_refused(target, made_up, tmp_path):
     with pytest.raises(ConfigurationError, match="target"):
         Planner(BASE, tmp_path, OPTIONS).for_target(target, [10.0])
-    assert law.calls == []
+    assert made_up.calls == []
 
 
 @pytest.mark.parametrize("bad", [{"rounds": ()}, {"seeds": ()}, {"seeds": (0,)}, {"rounds": (0,)}, {"worlds": 0}])
@@ -265,20 +265,20 @@ def heterogeneities(planner, rule):
     return {dict(choice.settings).get("heterogeneity") for _, choice in planner._rehearsed if choice.rule == rule}
 
 
-def test_h_is_measured_in_rehearsals_and_rules_are_made_for_it(law, tmp_path):
+def test_h_is_measured_in_rehearsals_and_rules_are_made_for_it(made_up, tmp_path):
     base = BASE.replace(trust="aggregate")
     planner = Planner(base, tmp_path, OPTIONS)
     plan = planner.for_totals([20.0, 60.0])
     records = sum(planner.task.sizes) // 10  # the market counts noise on sums over a client's records
     assert plan.heterogeneity == plan.to_json()["heterogeneity"] == pytest.approx(0.5 * records, rel=0.01)
-    assert [(training.server_rate, rounds) for training, rounds in law.spreads] == [(0.5, 20)]
+    assert [(training.server_rate, rounds) for training, rounds in made_up.spreads] == [(0.5, 20)]
     tried = {dict(choice.settings).get("heterogeneity") for _, choice in planner._rehearsed}
     assert tried - {None} >= {plan.heterogeneity}
     assert 0.3 not in tried, "an H that was not measured is not tried"
     assert heterogeneities(planner, "precision-menu") == {0.0, plan.heterogeneity}
 
 
-def test_under_local_trust_it_is_measured_for_the_rule_whose_error_is_that_of_updates(law, tmp_path):
+def test_under_local_trust_it_is_measured_for_the_rule_whose_error_is_that_of_updates(made_up, tmp_path):
     planner = Planner(BASE, tmp_path, OPTIONS)
     plan = planner.for_totals([20.0])
     assert plan.heterogeneity > 0
