@@ -10,6 +10,7 @@ import pytest
 
 from privmarket.privacy._gaussian import epsilon_of, mu_of
 from privmarket.simulation import _own_records
+from privmarket.simulation._plan import PLANNED_RULES
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
@@ -225,3 +226,11 @@ def test_a_better_free_baseline_leaves_less_of_the_gain():
     rows = page.sceptic_table(page.Found(Results(records))).rows
     assert [row[1] for row in rows] == ["70.00", "65.00", "75.00", "75.00"]
     assert [row[2].split()[0] for row in rows] == ["+11.50", "+16.50", "+6.50", "+6.50"]
+
+
+def test_only_searched_cells_depend_on_which_rules_a_plan_tries():
+    listed = study.cells(Scale())
+    searched = [cell for cell in listed if cell.config.get("rule") == "plan"]
+    assert searched
+    assert all(cell.config["tries"] == list(PLANNED_RULES) for cell in searched)
+    assert not any("tries" in cell.config for cell in listed if cell.config.get("rule") != "plan")

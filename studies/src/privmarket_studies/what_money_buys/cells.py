@@ -178,9 +178,9 @@ def public_config(size: int, wallet: float = 1.0) -> dict[str, Any]:
 
 def crowd_config(clients: int, trust: str, money: float) -> dict[str, Any]:
     """MNIST shared out among so many clients, at one price for all, with money per client fixed."""
-    market = Market("", _pictures("mnist", 0.1, 600, clients), (10,), _FEW)
     rule = {"rule": "ration", "settings": {"unit_price": 1.0}}
-    return market.priced(trust, money, **rule)
+    market = Market("", _pictures("mnist", 0.1, 600, clients), (10,), _FEW, rule)
+    return market.priced(trust, money)
 
 
 def noise_config(clients: int) -> dict[str, Any]:

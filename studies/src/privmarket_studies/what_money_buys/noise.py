@@ -6,11 +6,9 @@ that a given noise costs can be found for any number of clients.
 Notation: μ_i = Gaussian-DP parameter of client i's sale, n sellers of which h are honest. Over the clip norm,
 noise is 1/√(Σ μ_i²) under local trust (inverse-variance weights) and √(n/h)/Σ μ_i under aggregate trust.
 
-A rule for local noise. Under local trust the buyer wants Σ μ_i², and μ² is convex in ε, so nobody should sell a
-part of what it offers. With a price posted for everything, a client (v, ε) is worth μ(ε)²/ε a unit and costs its
-virtual cost, 2v for Uniform valuations. The best truthful rule in the fluid limit therefore posts to each client
-the price λ·μ(ε)²/(2ε) a unit for all of its ε, with λ as the budget allows. It is truthful in v, since the price
-does not depend on v, and offering less ε lowers the price, since μ²/ε rises with ε.
+The rule for local noise is that of `precision-menu` without bias, for a known distribution and without its reserve
+for one more client: docs/theory/local-trust.md. For Uniform valuations it posts to each client λ·μ(ε)²/(2ε) a unit
+for all of its ε, with λ as the budget allows.
 """
 
 from __future__ import annotations
