@@ -1,16 +1,32 @@
-"""Writes files in one step, and checks before work begins that a file can be written."""
+"""Writes files in one step, checks before work begins that they can be written, and says why one cannot be read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from json import JSONDecodeError
 from pathlib import Path
 
 from privmarket.errors import ConfigurationError, WriteError
 
 OWNER_ONLY = 0o600
 _ANYBODY = 0o666  # as far as the process's umask allows
+
+
+def in_words(error: BaseException) -> str:
+    """What the system or a parser says is wrong with a file, without error numbers, byte positions or its path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    if isinstance(error, JSONDecodeError):
+        return f"not JSON: {error.msg} in line {error.lineno}"
+    if isinstance(error, KeyError):
+        return f"no field {error}"
+    if isinstance(error, EOFError | StopIteration):
+        return "it ends too early"
+    return str(error)
 
 
 def write_atomically(
@@ -87,7 +103,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"could not write {path}: {error.strerror or error}",
+            f"could not write {path}: {in_words(error)}",
             "free some space or choose another place; an earlier file is untouched",
         ) from error
 

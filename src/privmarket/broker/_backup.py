@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, select
 
-from privmarket._files import OWNER_ONLY, file_beside
+from privmarket._files import OWNER_ONLY, file_beside, in_words
 from privmarket.broker import _log as log, _merkle as merkle, _projection as projection, _sql as sql
 from privmarket.broker._database import Database
 from privmarket.broker._errors import BrokerError
@@ -80,7 +80,7 @@ def restore(database: Database, file: str | Path) -> Head:
                     entries = []
             _store(connection, entries, frontier)
         except (EOFError, OSError, ValueError, StopIteration, KeyError, TypeError) as error:
-            raise BrokerError(f"{file} cannot be read: {type(error).__name__}", "give another backup") from error
+            raise BrokerError(f"{file}: not a whole backup: {in_words(error)}", "give another backup") from error
         if (frontier.size, frontier.root().hex()) != (head.size, head.root):
             raise BrokerError(f"{file} is not whole: it gives another head than it names", "give another backup")
         sql.run(

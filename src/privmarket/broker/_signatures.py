@@ -26,7 +26,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from privmarket._files import write_new
+from privmarket._files import in_words, write_new
 from privmarket.broker._errors import BrokerError
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -66,8 +66,9 @@ class SigningKey:
         try:
             key = serialization.load_pem_private_key(Path(path).read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
+            why = in_words(error) if isinstance(error, OSError) else "not a PEM file"
             raise BrokerError(
-                f"cannot read a key from {path}: {type(error).__name__}",
+                f"cannot read a key from {path}: {why}",
                 "check the path; privmarket seller init makes a new key",
             ) from None
         if not isinstance(key, Ed25519PrivateKey):

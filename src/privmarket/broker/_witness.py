@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from privmarket._files import write_atomically
+from privmarket._files import in_words, write_atomically
 from privmarket.broker._client import BrokerClient, LogForkedError, require_continuation
 from privmarket.broker._errors import BrokerError
 from privmarket.broker._signatures import Head, SigningKey, cosign, is_signed, log_key_message
@@ -33,15 +33,19 @@ def read_heads(file: Path) -> WitnessFile:
     """Reads a witness's file; empty where there is none."""
     if not file.exists():
         return WitnessFile("", [])
-    lines = file.read_text().splitlines()
     try:
+        lines = file.read_text(encoding="utf-8").splitlines()
         if not lines or not lines[0].startswith("key "):
             raise ValueError(lines[:1])
         heads = []
         for line in lines[1:]:
             text, first, last = line.rsplit(" ", 2)
             heads.append(SeenHead(Head.parse(text), int(first), int(last)))
-    except ValueError:
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokerError(
+            f"{file} is not the file of a witness: {in_words(error)}", "give another file, or a new one"
+        ) from error
+    except (ValueError, BrokerError):
         raise BrokerError(f"{file} is not the file of a witness", "give another file, or a new one") from None
     return WitnessFile(lines[0].removeprefix("key "), heads)
 

@@ -22,6 +22,7 @@ import click
 import typer
 
 from privmarket import __version__
+from privmarket._files import in_words
 from privmarket._lazy import explain
 from privmarket.cli._commands import CommandTable, add_commands, defaults_from
 from privmarket.errors import PrivmarketError
@@ -154,7 +155,7 @@ def main() -> None:
         if _LOG.isEnabledFor(logging.DEBUG):
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error} (run with --verbose to see where)", file=sys.stderr)
+        print(f"error: {where}{in_words(error)} (run with --verbose to see where)", file=sys.stderr)
         _forget_unwritten_output()
         sys.exit(2)
     except BaseException as error:  # a rule may raise what is no Exception; our own exits are in no user's file

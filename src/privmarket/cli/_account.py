@@ -11,7 +11,7 @@ from rich.table import Table
 
 from privmarket._counted import counted
 from privmarket._figures import new_figure
-from privmarket._files import check_writable
+from privmarket._files import check_writable, in_words
 from privmarket._lazy import require
 from privmarket._settings import DELTA
 from privmarket.cli._options import Json, note, print_json, print_table
@@ -140,4 +140,6 @@ def _draw(result: Statement, path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--plot {path}: {error}", "name a writable .png, .svg or .pdf") from error
+        raise ConfigurationError(
+            f"--plot {path}: {in_words(error)}", "name a writable .png, .svg or .pdf"
+        ) from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from privmarket._files import check_writable
+from privmarket._files import check_writable, in_words
 from privmarket._lazy import late
 from privmarket._settings import AttackPlan
 from privmarket.cli._options import Json, note, print_json, print_table, takes_settings
@@ -120,4 +120,6 @@ def _draw(results: list[AttackResult], path: Path) -> None:
     try:
         attack_figure.attack_figure(results).savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--plot {path}: {error}", "name a writable .png, .svg or .pdf") from error
+        raise ConfigurationError(
+            f"--plot {path}: {in_words(error)}", "name a writable .png, .svg or .pdf"
+        ) from error

@@ -25,6 +25,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 from typer.utils import get_params_from_function
 
+from privmarket._files import in_words
 from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
 
 # command → module:attribute, a function or a `typer.Typer`, and its first line of help
@@ -192,9 +193,11 @@ def defaults_from(path: Path, group: click.Group, context: click.Context) -> dic
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"--config {path}: {error.strerror or error}", "check the path") from error
+        raise ConfigurationError(f"--config {path}: {in_words(error)}", "check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {path}: not TOML: {error}", "write NAME = VALUE lines") from error
+        raise ConfigurationError(
+            f"--config {path}: not TOML: {in_words(error)}", "write NAME = VALUE lines"
+        ) from error
     return _of_group(given, group, context, str(path))
 
 

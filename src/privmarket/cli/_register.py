@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket._counted import counted
+from privmarket._files import in_words
 from privmarket._lazy import late
 from privmarket.cli._options import note
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, PrivmarketError
 
 if TYPE_CHECKING:
     from privmarket import secagg
@@ -71,7 +72,9 @@ def sign(
     try:
         asked = secagg.Roster.from_json(roster.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{roster}: {error}", "give the file of a roster") from error
+        raise ConfigurationError(f"{roster}: {in_words(error)}", "give the file of a roster") from error
+    except PrivmarketError as error:
+        raise ConfigurationError(f"{roster}: {error.message}", error.hint) from error
     print(secagg.SellerRegister(folder).sign(asked).hex())
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from privmarket._files import write_atomically
+from privmarket._files import in_words, write_atomically
 from privmarket.errors import CheckpointError
 from privmarket.flower._settings import MarketSettings
 from privmarket.flower._wire import Arrays, Receipt
@@ -107,7 +107,7 @@ class SettledRounds:
             )
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
             raise CheckpointError(
-                f"{path}: not the settled rounds of a run ({error})", "remove the file to start anew"
+                f"{path}: not the settled rounds of a run: {in_words(error)}", "remove the file to start anew"
             ) from error
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket._counted import counted
+from privmarket._files import in_words
 from privmarket._lazy import late
 from privmarket.errors import BidError
 
@@ -300,9 +301,9 @@ def read_bids(path: str | Path) -> BidFile:
             separator = _separator(stream)
             return _parse(path, csv.reader(stream, delimiter=separator), separator)
     except OSError as error:
-        raise BidError(f"{path}: cannot be read: {error.strerror}", "check the path") from error
+        raise BidError(f"{path}: cannot be read: {in_words(error)}", "check the path") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BidError(f"{path}: not a CSV text file: {error}", "save it as UTF-8 CSV") from error
+        raise BidError(f"{path}: not a CSV text file: {in_words(error)}", "save it as UTF-8 CSV") from error
 
 
 def _separator(stream: TextIO) -> str:

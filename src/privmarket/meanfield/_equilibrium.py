@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privmarket._files import in_words
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
@@ -117,7 +118,8 @@ def load_bid_function(path: Path, kind: int = 0) -> BidFunction:
             limits = saved["limits"]
     except (OSError, KeyError, ValueError) as error:
         raise ConfigurationError(
-            f"{path} is not a saved equilibrium: {error}", "make one with `privmarket equilibrium --out FOLDER`"
+            f"{path} is not a saved equilibrium: {in_words(error)}",
+            "make one with `privmarket equilibrium --out FOLDER`",
         ) from error
     if not 0 <= kind < shadow.shape[1]:
         raise ConfigurationError(f"kind {kind} of {shadow.shape[1]}", f"use 0 … {shadow.shape[1] - 1}")

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from privmarket._files import in_words
 from privmarket._settings import DELTA, TOLERANCE, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.privacy._calibration import is_ready
@@ -482,7 +483,10 @@ def read_policy_file(place: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"{place}: {error}", "`privmarket seller policy` prints a file") from error
+        raise ConfigurationError(
+            f"{place}: cannot be read as a policy: {in_words(error)}",
+            "check the path and the text; `privmarket seller policy` prints a file to start from",
+        ) from error
     for key in table:
         if key not in _READERS:
             raise ConfigurationError(f"{place}: unknown key {key!r}", _did_you_mean(key, _READERS, "known"))

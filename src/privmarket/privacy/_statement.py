@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from privmarket._files import in_words
 from privmarket._settings import ARITHMETICS, DELTA, TRUSTS, Arithmetic, Trust
 from privmarket.errors import PrivacyError
 from privmarket.privacy import _gaussian as gaussian
@@ -483,7 +484,9 @@ def read_sales(path: Path) -> list[EqualSales]:
             columns = reader.fieldnames or []
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PrivacyError(f"{path}: cannot be read as CSV: {error}", "give a text file with a header") from error
+        raise PrivacyError(
+            f"{path}: cannot be read as CSV: {in_words(error)}", "check the path; give a text file with a header"
+        ) from error
     names = [name.strip() for name in columns]
     if "epsilon" not in names or not set(names) <= set(_FIELDS) or len(set(names)) < len(names):
         raise PrivacyError(

@@ -59,7 +59,7 @@ from typing import IO, Any, Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
-from privmarket._files import force_folder, write_atomically
+from privmarket._files import force_folder, in_words, write_atomically
 from privmarket._settings import DELTA, Trust
 from privmarket.errors import PrivacyError, PrivmarketError, WalletError
 from privmarket.privacy._accountant import composed_epsilon
@@ -337,7 +337,9 @@ class WalletFile:
                 "name the file of a client; its first sale or release makes it",
             ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WalletFileError(f"{place}: not a wallet file ({error})", "name the file of a client") from error
+            raise WalletFileError(
+                f"{place}: not a wallet file: {in_words(error)}", "name the file of a client"
+            ) from error
 
     @property
     def measure(self) -> str:
@@ -442,7 +444,7 @@ class WalletFile:
             head = str(noted["head"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WalletFileError(
-                f"the head file of {self.path.name} cannot be read: {place} ({error})",
+                f"the head file of {self.path.name} cannot be read: {place}: {in_words(error)}",
                 "put the head file back, or name the place to which it was moved as head_file",
             ) from error
         if lines > len(replay.heads):

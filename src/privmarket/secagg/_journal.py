@@ -27,7 +27,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
-from privmarket._files import OWNER_ONLY, write_atomically
+from privmarket._files import OWNER_ONLY, in_words, write_atomically
 from privmarket.errors import WriteError
 from privmarket.secagg._codec import decode, encode
 from privmarket.secagg._errors import SumRefusal
@@ -217,7 +217,9 @@ def locked(lock: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         stream = lock.open("ab")
     except OSError as error:
-        raise SumRefusal("disk", f"{lock}: {error}", "make the folder writable for this client") from error
+        raise SumRefusal(
+            "disk", f"{lock}: {in_words(error)}", "make the folder writable for this client"
+        ) from error
     with stream:
         if sys.platform == "win32":
             stream.seek(0)
@@ -272,7 +274,9 @@ class FileJournal:
         except FileNotFoundError:
             return JournalState()
         except OSError as error:
-            raise SumRefusal("disk", f"{self.path}: {error}", "let this client read its own file") from error
+            raise SumRefusal(
+                "disk", f"{self.path}: {in_words(error)}", "let this client read its own file"
+            ) from error
         head = len(_MAGIC) + _DIGEST_BYTES
         content = data[head:]
         if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : head] != _sealed(content):
@@ -302,7 +306,9 @@ class FileJournal:
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SumRefusal(
-                "disk", f"{self.head_file} cannot be read: {error}", "put the head file back as it was last written"
+                "disk",
+                f"{self.head_file} cannot be read: {in_words(error)}",
+                "put the head file back as it was last written",
             ) from error
         if state.writes < writes:
             raise self._rolled_back(f"it was written {state.writes} times, {self.head_file} counted {writes}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from privmarket._files import write_atomically, write_new
+from privmarket._files import in_words, write_atomically, write_new
 from privmarket.errors import ConfigurationError
 from privmarket.secagg._errors import SumRefusal
 from privmarket.secagg._journal import locked
@@ -36,7 +36,7 @@ class SellerRegister:
         try:
             secret = bytes.fromhex((self.folder / "key").read_text(encoding="ascii").strip())
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{self.folder}: no register of sellers ({error})", _HINT) from error
+            raise ConfigurationError(f"{self.folder}: no register of sellers: {in_words(error)}", _HINT) from error
         if len(secret) != KEY_BYTES:
             raise ConfigurationError(f"{self.folder / 'key'}: a key of {len(secret)} bytes", _HINT)
         self._identity = SigningIdentity(secret)
@@ -46,10 +46,13 @@ class SellerRegister:
         """A new register, without sellers.
 
         Raises:
-            ConfigurationError: the folder has one.
+            ConfigurationError: the folder has one, or cannot be made.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"{place}: {in_words(error)}", "name a folder that can be made") from error
         try:
             write_new(place / "key", SigningIdentity.generate().secret.hex() + "\n")
         except FileExistsError:

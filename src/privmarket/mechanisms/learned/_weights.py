@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from privmarket._files import write_atomically
+from privmarket._files import in_words, write_atomically
 from privmarket.errors import PrivmarketError
 
 FORMAT = "privmarket-weights-1"
@@ -65,7 +65,9 @@ def load(path: str | Path, mechanism: str) -> Weights:
     except FileNotFoundError as error:
         raise WeightsError(f"no weights at {path}", "train them, or check the path") from error
     except (SafetensorError, OSError, ValueError) as error:
-        raise WeightsError(f"{path} is not a whole safetensors file: {error}", "copy or train it again") from error
+        raise WeightsError(
+            f"{path} is not a whole safetensors file: {in_words(error)}", "copy or train it again"
+        ) from error
     if header.get("format") != FORMAT:
         found = header.get("format", "no format at all")
         raise WeightsError(f"{path} has format {found!r}, this version reads {FORMAT!r}", "train the weights anew")

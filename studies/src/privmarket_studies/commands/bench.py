@@ -11,6 +11,7 @@ import typer
 
 from privmarket._lazy import late
 from privmarket.cli._options import Json, Seed, note, print_json, print_table
+from privmarket.errors import ConfigurationError
 from privmarket_studies.commands.bench_broker import bench_broker
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ def federate(
     if opacus and find_spec("opacus") is None:
         note("opacus is not installed: its rows are left out")
         opacus = False
+    if before is not None and not (before / "src" / "privmarket").is_dir():
+        raise ConfigurationError(f"--before {before}: no checkout of this project", "give the folder that has src/")
     with console.Console(stderr=True).status("starting") as status:
         report = federated_speed.measure(
             clients, records, turns=turns, opacus=opacus, before=before, progress=status.update
