@@ -71,7 +71,7 @@ SPREAD_DRAWS = 2
 SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
 # Rows of a world that are trained on, of linear modules and of others, whose steps cost more. Where inputs are made
 # up, stand-in sellers hold as many as the real ones: with fewer, they know the drawn labels by heart after a few
-# long steps, and short ones look best. Below the first bound chance would count too much, above the second, time.
+# long steps, and short ones look best; with more, buying from a few looks better than it is.
 _ROWS = 2_000
 _MOST_ROWS = 10_000
 _ROWS_OF_NETWORKS = 300
@@ -268,6 +268,15 @@ class _World:
     checked_inputs: Tensor
     checked_labels: Tensor
 
+    def held_by_sellers(self, share: float) -> ClientRecords:
+        """This share of the inputs of each group, at least one, with their labels."""
+        if share >= 1.0:
+            return ClientRecords(self.inputs, self.labels, self.sizes)
+        counts = [min(size, max(1, round(share * size))) for size in self.sizes]
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        rows = torch.cat([torch.arange(count) + int(start) for start, count in zip(starts, counts, strict=True)])
+        return ClientRecords(self.inputs[rows], self.labels[rows], counts)
+
 
 class StandIn:
     """Worlds that look like a task's public records.
@@ -293,18 +302,32 @@ class StandIn:
         shares = np.array(self._worlds[0].sizes, dtype=np.float64)
         shares = np.maximum(shares, 1e-9) / shares.sum()
         rng = np.random.default_rng([seed, _MIXES])
-        # (clients, groups) each stand-in seller's share of each group; their mean counts as the whole.
+        # (clients, groups) each stand-in seller's share of each group, and (clients,) how many records it holds, as
+        # the real ones do. All together count as the whole.
         self._mixes = rng.dirichlet(np.maximum(skew * groups * shares, 1e-3), clients)
+        same = len(task.sizes) == clients
+        self._sizes = (
+            np.asarray(task.sizes, dtype=np.float64) if same else np.full(clients, len(task.private) / clients)
+        )
 
     def group_weights(self, seller_weights: Array) -> Array:
-        """(groups,) how much a group counts in the sum of these sellers, 1 for its true share.
+        """(groups,) how much a group counts in the sum of these sellers, 1 where all sell equally.
 
         Args:
             seller_weights: (clients,) ≥ 0, adding up to 1; 0 for clients that do not sell.
         """
-        everybody = self._mixes.mean(axis=0)
-        chosen = np.asarray(seller_weights) @ self._mixes
+        everybody = self._sizes @ self._mixes / len(self._sizes)
+        chosen = (np.asarray(seller_weights) * self._sizes) @ self._mixes
         return np.where(everybody > 0, chosen / np.maximum(everybody, 1e-12), 0.0)
+
+    def held_share(self, seller_weights: Array) -> float:
+        """The share of a world's inputs that these sellers hold.
+
+        Unequal weights count as fewer records: (Σ w_i n_i)²/Σ w_i² n_i of them.
+        """
+        weights = np.asarray(seller_weights)
+        records = float((weights @ self._sizes) ** 2 / max(float(weights**2 @ self._sizes), 1e-300))
+        return min(1.0, records / sum(self._worlds[0].sizes))
 
     def long_gradient(self, whitening: Whitening | None = None) -> float:
         """The length of a long gradient (the 99 % quantile) of stand-in sellers' records at the buyer's own model.
@@ -376,11 +399,12 @@ class StandIn:
             on_tried: told how many settings have been tried so far.
         """
         groups = self.group_weights(seller_weights)
+        held = self.held_share(seller_weights)
         tried: dict[tuple[Training, int], float] = {}
 
         def loss(one: Training, worlds: int = len(self._worlds)) -> float:
             if (one, worlds) not in tried:
-                found = self.loss_after(one, rounds, noise, groups, whitening, worlds=worlds)
+                found = self.loss_after(one, rounds, noise, groups, whitening, held=held, worlds=worlds)
                 tried[one, worlds] = found if np.isfinite(found) else np.inf
                 if on_tried is not None:
                     on_tried(len(tried))
@@ -425,7 +449,8 @@ class StandIn:
                 weights = np.zeros(clients)
                 part = rng.permutation(clients)[: max(1, round(share * clients))]
                 weights[part] = 1.0 / part.size
-                found.append(-self.loss_after(training, rounds, 0.0, self.group_weights(weights), whitening))
+                groups, held = self.group_weights(weights), self.held_share(weights)
+                found.append(-self.loss_after(training, rounds, 0.0, groups, whitening, held=held))
             share_score.append(float(np.mean(found)))
         everybody = np.ones(len(self._worlds[0].sizes))
         world, one = self._seen_through(whitening)[0]
@@ -450,18 +475,20 @@ class StandIn:
         group_weights: Array,
         whitening: Whitening | None = None,
         *,
+        held: float = 1.0,
         worlds: int | None = None,
     ) -> float:
         """Mean loss after a market with these settings; the same noise for all settings.
 
         Args:
+            held: the share of a world's inputs that the sellers hold.
             worlds: the loss is the mean over so many of them, over all if left out.
         """
         seen = self._seen_through(whitening)[:worlds]
         found = []
         for number, (world, one) in enumerate(seen):
             plan = training if one is None else one.training(training, self.task)
-            found.append(self._played(number, world, plan, rounds, noise, group_weights))
+            found.append(self._played(number, world, plan, rounds, noise, group_weights, held))
         return float(np.mean(found))
 
     def _seen_through(self, whitening: Whitening | None) -> list[tuple[_World, Whitening | None]]:
@@ -493,12 +520,13 @@ class StandIn:
         rounds: int,
         noise: float,
         group_weights: Array,
+        held: float,
     ) -> float:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _NOISE)
         weights = torch.from_numpy(group_weights).float()
-        records = ClientRecords(world.inputs, world.labels, world.sizes)
+        records = world.held_by_sellers(held)
         state = ServerState.start(world.start)
-        scale = plan.local_rate / (plan.clip_norm * sum(world.sizes))
+        scale = plan.local_rate / (plan.clip_norm * sum(records.sizes))
         for done in range(rounds):
             sums = clipped_sums(self.model, state.weights[None], records, plan.clip_norm).values.float()
             update = scale * (weights @ sums)
@@ -535,7 +563,7 @@ class StandIn:
         own_labels = self._drawn_labels(truth, own_inputs, labels, generator)
         start = self._training.fit(own_inputs, own_labels, self.own.strength)
         if self._draws_inputs:
-            held = self._further_inputs(min(max(_ROWS, len(self.task.private)), _MOST_ROWS), rng)
+            held = self._further_inputs(min(len(self.task.private), _MOST_ROWS), rng)
             checked = self._further_inputs(_CHECKED_ROWS, rng)
             held_labels = self._drawn_labels(truth, held, labels, generator)
             checked_labels = self._drawn_labels(truth, checked, labels, generator)

@@ -75,6 +75,31 @@ def test_buying_from_few_stand_ins_harms():
     assert stand_in.loss_after(training, 10, 0.0, stand_in.group_weights(alone)) > fair
 
 
+def test_few_sellers_hold_few_records():
+    """Against sums by hand: records count in full at equal weights, and by (Σ wn)²/Σ w²n otherwise."""
+    task = made()
+    stand_in = StandIn(task, clients=CLIENTS, worlds=3, skew=100.0)
+    records = len(task.private)
+    everyone = np.full(CLIENTS, 1 / CLIENTS)
+    assert stand_in.held_share(everyone) == pytest.approx(1.0)
+    alone = np.eye(CLIENTS)[0]
+    assert stand_in.held_share(alone) == pytest.approx(task.sizes[0] / records)
+    pair = 0.75 * np.eye(CLIENTS)[0] + 0.25 * np.eye(CLIENTS)[1]
+    first, second = (float(size) for size in task.sizes[:2])
+    by_hand = (0.75 * first + 0.25 * second) ** 2 / (0.75**2 * first + 0.25**2 * second)
+    assert stand_in.held_share(pair) == pytest.approx(by_hand / records)
+    world = stand_in._worlds[0]
+    some = world.held_by_sellers(0.5)
+    assert all(abs(2 * size - whole) <= 1 for size, whole in zip(some.sizes, world.sizes, strict=True))
+    np.testing.assert_array_equal(
+        some.inputs[-some.sizes[-1] :], world.inputs[-world.sizes[-1] :][: some.sizes[-1]]
+    )
+    training = stand_in.rehearse(config_of(task).training, 10, 0.0, everyone).training
+    groups = stand_in.group_weights(everyone)
+    few, all_of_them = (stand_in.loss_after(training, 10, 0.0, groups, held=share) for share in (0.05, 1.0))
+    assert few > all_of_them
+
+
 def test_without_public_records_defaults_stand():
     task = made(public=0)
     assert tuned_settings(config_of(task), task) is None
@@ -153,7 +178,7 @@ def test_worlds_have_more_records_than_the_buyer():
     stand_in = StandIn(task, clients=CLIENTS, worlds=2)
     world = stand_in._worlds[0]
     assert len(world.own_inputs) == len(task.public)
-    assert len(world.inputs) == 2_000
+    assert len(world.inputs) == len(task.private)
     public = torch.from_numpy(task.public.inputs).flatten(1)
     lengths = public.norm(dim=1)
     drawn = world.inputs.flatten(1).norm(dim=1)
