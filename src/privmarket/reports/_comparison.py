@@ -400,7 +400,7 @@ class Comparison:
         """
         lines = [_latex_row(("rule", *self.columns)), *(_latex_row(row) for row in self.rows())]
         head, *body = lines
-        columns = "l" + "r" * len(self.columns)
+        columns = "l" + "".join("l" if name == "scenario" else "r" for name in self.columns)
         inner = "\n".join(body)
         below = "".join(f"% {line}\n" for line in self._breaches())
         return (

@@ -64,6 +64,7 @@ def test_latex_and_csv(found, tmp_path):
     latex = found.to_latex()
     assert latex.count("\\\\") == 1 + len(found.rows())
     assert "my\\_rule" in latex
+    assert "\\begin{tabular}{llrr" in latex  # names to the left, figures to the right
     assert "$\\pm$" in latex
     text = found.to_csv(tmp_path / "rules.csv")
     rows = list(csv.DictReader(StringIO((tmp_path / "rules.csv").read_text())))

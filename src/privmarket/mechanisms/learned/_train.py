@@ -432,7 +432,7 @@ def read_curve(path: Path) -> dict[str, Array]:
 
 def plot_curve(curve: Mapping[str, Array], path: str | Path | None = None) -> drawing.Figure:
     """Objective and regret against steps, with running means over the noise of single batches."""
-    figure = drawing.Figure(figsize=(7.0, 2.8), dpi=150, layout="constrained")
+    figure = drawing.Figure(figsize=(7.0, 3.0), dpi=150, layout="constrained")
     panels = [("objective", "objective / reference", "linear")]
     if "regret" in curve:
         panels.append(("regret", "regret / budget", "log"))
@@ -448,6 +448,9 @@ def plot_curve(curve: Mapping[str, Array], path: str | Path | None = None) -> dr
             axes.plot(steps, _running_mean(values), linewidth=1.4, color=f"C{int(index) % 10}")
         axes.set(xlabel="step", ylabel=label, yscale=scale)
         axes.grid(alpha=0.25)
+    figure.legend(
+        figure.axes[0].get_lines()[:2], ["one batch", "running mean"], loc="outside lower center", ncols=2
+    )
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)

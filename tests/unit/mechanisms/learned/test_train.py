@@ -131,7 +131,8 @@ def test_result_as_table_figure_and_text(tmp_path):
         *("step", "objective", "regret", "shortfall", "multiplier", "penalty"),
     ]
     assert len(result.to_frame()) == 6
-    result.plot(tmp_path / "curve.svg")
+    figure = result.plot(tmp_path / "curve.svg")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one batch", "running mean"]
     assert (tmp_path / "curve.svg").stat().st_size > 1000
     assert repr(result).startswith("TrainingResult(Rows: 6 steps in ")
 
