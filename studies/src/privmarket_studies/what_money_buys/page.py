@@ -716,8 +716,9 @@ def draw_curve(found: Found, market: Market) -> Drawing:
     axes.axhline(0.0, color="#555555", lw=1.0)
     axes.annotate(
         "the buyer's own records, for nothing",
-        (0.01, 0.0),
+        (0.99, 0.0),
         xycoords=("axes fraction", "data"),
+        ha="right",
         va="bottom",
         fontsize=9,
         color="#555555",
