@@ -55,6 +55,11 @@ class Market:
         """The configuration of the reference without privacy."""
         return dict(self.where)
 
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether clients and public records are drawn from one set of pictures, and not given by the data."""
+        return "alpha" in self.where
+
     def _base(self) -> dict[str, Any]:
         return {**self.where, "rounds": list(self.rounds)}
 
@@ -210,12 +215,12 @@ def cells(scale: Scale) -> list[Cell]:
     listed += headline_cells(scale, STRIKES, 10) + _cells([STRIKES.pooled()], _seeds(scale, 10), POOLED)
     for trust in TRUSTS:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 10))
-    for market, seeds in ((MNIST, 3), (FASHION, 5), (MNIST_100, 5), (CIFAR, 3), (PUPILS, 5), (TEXTS, 5)):
-        listed += headline_cells(scale, market, seeds)
-    for market, seeds in ((CIFAR, 5), (MNIST, 10)):
-        listed += headline_cells(scale, market, seeds)
+    # A few seeds of everything first, so that a study that is stopped has the whole picture in small.
+    for seeds in (3, 10):
+        for market in (MNIST, FASHION, MNIST_100, CIFAR, PUPILS, TEXTS):
+            listed += headline_cells(scale, market, seeds)
     for market in (PUPILS, TEXTS):
-        listed += _cells([market.pooled()], _seeds(scale, 5), POOLED)
+        listed += _cells([market.pooled()], _seeds(scale, 10), POOLED)
     for market in (STRIKES, PUPILS):
         for wallet in WALLETS:
             listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
@@ -227,7 +232,9 @@ def cells(scale: Scale) -> list[Cell]:
         for wallet in WALLETS:
             listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
     for trust in TRUSTS:
-        listed += _cells(curve_configs(PICTURE_CURVE, trust), _seeds(scale, 3))
+        listed += _cells(curve_configs(PICTURE_CURVE, trust), _seeds(scale, 5))
+    # All training pictures are the same for every seed.
+    listed += [Cell(POOLED, market.pooled(), 1) for market in PICTURES]
     for money in reversed(CROWD_MONEY):
         crowds = [crowd_config(n, trust, money * n) for n in CLIENTS for trust in TRUSTS]
         listed += _cells(crowds, _seeds(scale, 5))

@@ -54,11 +54,19 @@ class Found:
 
     def distance(self, market: Market) -> dict[int, float]:
         """seed → how far the model of all records lies above the buyer's own, in the score's direction."""
+        pooled = self.runs(market.pooled(), POOLED)
+        if market.is_shared_out and pooled:
+            # One model of all pictures stands beside the own models of every seed.
+            whole = next(iter(pooled.values()))
+            runs = [self.runs(market.capped(wallet)) for wallet in study.WALLETS]
+            pairs = {seed: (whole, run) for one in runs for seed, run in one.items()}
+        else:
+            pairs = {seed: (one, one) for seed, one in pooled.items()}
         found = {}
-        for seed, pooled in self.runs(market.pooled(), POOLED).items():
-            if pooled["before"] is not None:
-                sign = -1.0 if pooled["score_name"] in ("rmse", "mae", "log-loss") else 1.0
-                found[seed] = sign * (pooled["score"] - pooled["before"])
+        for seed, (whole, own) in pairs.items():
+            if own["before"] is not None:
+                sign = -1.0 if whole["score_name"] in ("rmse", "mae", "log-loss") else 1.0
+                found[seed] = sign * (whole["score"] - own["before"])
         return found
 
 
@@ -169,7 +177,6 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
         for wallet in study.WALLETS:
             runs = found.runs(market.capped(wallet))
             name = next(iter(runs.values()))["score_name"] if runs else "score"
-            share = "no reference computed" if market in study.PICTURES else share_at(found, market, wallet)
             rows.append(
                 [
                     market.name,
@@ -178,7 +185,7 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
                     f"{mean_text(runs, 'before')} ({_own_model(runs)})" if runs else NOT_COMPUTED,
                     mean_text(runs, "score"),
                     gain_text(runs),
-                    share,
+                    share_at(found, market, wallet),
                     f"{np.mean([run['spent'] for run in runs.values()]):,.0f}" if runs else NOT_COMPUTED,
                     str(len(runs)),
                 ]
