@@ -15,12 +15,14 @@ from privmarket.simulation._federation import Federation, run
 from privmarket.simulation._rehearsal import (
     ClientSpread,
     StandIn,
+    _LinearRecords,
     first_round,
     free_whitening,
     measure_spread,
     tuned_settings,
 )
 from privmarket.tasks import Task, drawn_parts, load_dataset, task_of
+from privmarket.training import ClientRecords, PrivateModel, clipped_sums
 
 
 def chosen_by(task):
@@ -208,3 +210,44 @@ def test_a_rehearsal_on_whitened_inputs_starts_from_the_same_model():
     training = config_of(task).training
     before = stand_in.loss_before()
     assert stand_in.loss_after(training, 0, 0.0, everybody, whitening) == pytest.approx(before, rel=1e-5)
+
+
+def squared_error(outputs, targets):
+    return (outputs - targets).square().flatten(1).sum(1) if outputs.ndim > 1 else (outputs - targets).square()
+
+
+LINEAR = {
+    "classes": (lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), None, 3),
+    "no bias": (lambda: torch.nn.Linear(12, 3, bias=False), None, 3),
+    "one number": (lambda: torch.nn.Sequential(torch.nn.Linear(12, 1), torch.nn.Flatten(0)), squared_error, 0),
+}
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_many_settings_at_once_get_the_sums_of_the_engine(kind):
+    """Under weights that have grown beyond all numbers, records count for nothing in either."""
+    build, loss, classes = LINEAR[kind]
+    model = PrivateModel(build(), loss)
+    draws = torch.Generator().manual_seed(7)
+    inputs = torch.randn(90, 12, generator=draws)
+    labels = torch.arange(90) % classes if classes else torch.randn(90, generator=draws)
+    records = ClientRecords(inputs, labels, [20, 0, 70])
+    weights = torch.randn(5, model.parameters, generator=draws)
+    weights[1] = torch.inf
+    norms = [0.01, 0.3, 1.0, 4.0, 1e6]
+    groups = torch.tensor([0.5, 2.0, 1.25])
+    linear = _LinearRecords.of(model, records)
+    together = linear.clipped_sums(weights, norms, groups)
+    for one, norm, found in zip(weights, norms, together, strict=True):
+        alone = groups @ clipped_sums(model, one[None], records, norm).values.float()
+        assert torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+
+
+def test_layers_whose_gradients_are_not_outer_products_are_left_to_the_engine():
+    records = ClientRecords(torch.ones(4, 6), torch.zeros(4, dtype=torch.long), [4])
+    squashed = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Tanh())
+    hidden = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 3))
+    frozen = torch.nn.Linear(6, 3)
+    frozen.bias.requires_grad_(False)
+    for module in (squashed, hidden, frozen):
+        assert _LinearRecords.of(PrivateModel(module), records) is None
