@@ -147,6 +147,31 @@ def test_every_listed_run_has_a_seed_that_chose_nothing():
         assert all(cell.seed != runs.SEARCH_SEED for cell in study.cells(scale))
 
 
+def test_first_looks_are_told_by_their_runs():
+    """Gains and shares stand in the text as they stand in the table; without runs it says so."""
+    market = study.BENEFITS
+    records = [
+        Record(
+            cell := Cell(study.KIND, market.capped(wallet), seed),
+            cell.depends_on,
+            {"score": 0.7, "score_name": "auc", "before": 0.6, "gain": 0.1 * wallet + 0.01 * seed},
+            None,
+            1.0,
+            {},
+        )
+        for wallet in study.WALLETS
+        for seed in (1, 2, 3)
+    ]
+    found = page.Found(Results(records))
+    text = page.first_look_text(found).markdown
+    for wallet in study.WALLETS:
+        assert page.gain_text(found.runs(market.capped(wallet))) in text
+    assert text.count(NOT_COMPUTED) == 6, "shares of benefits, gains and shares of insurance"
+    listed = [cell for cell in study.cells(Scale()) if cell.config.get("task") in ("benefits", "insured")]
+    assert len({cell.slot for cell in listed}) == 100
+    assert not any(cell.config.get("rule") == "plan" for cell in listed)
+
+
 def test_noise_is_that_of_the_closed_forms():
     sold = np.full(9, 1.0)
     mu = float(mu_of(1.0, 1e-5))

@@ -25,7 +25,10 @@ def data() -> None:
 def get(
     name: Annotated[
         str,
-        typer.Argument(help="mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, sentences or packages."),
+        typer.Argument(
+            help="mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, benefits, insured, sentences or "
+            "packages."
+        ),
     ],
     source: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Copy the files from this folder instead.")

@@ -1,7 +1,8 @@
 """Tasks by name: public pictures and tables, shared out among clients or with clients of their own.
 
 Pictures and scikit-learn's tables have no clients, so records are assigned to clients at random. The other tables
-come with *natural* clients: airlines, departments, school classes, hospitals, writers, maintainers.
+come with *natural* clients: airlines, departments, school classes, hospitals, states, communes, writers,
+maintainers.
 """
 
 from __future__ import annotations
@@ -131,6 +132,48 @@ _NATURAL = {
         },
         {"hospital": "provnum"},
     ),
+    "benefits": _Natural(
+        "Benefits.csv",
+        {"column": "ui", "values": ["no", "yes"]},
+        {
+            "stateur": {"kind": "number", "range": [0, 20]},
+            "statemb": {"kind": "number", "range": [0, 300]},
+            "age": {"kind": "number", "range": [15, 75]},
+            "tenure": {"kind": "number", "range": [0, 50]},
+            "joblost": {
+                "kind": "category",
+                "values": ["other", "position_abolished", "seasonal_job_ended", "slack_work"],
+            },
+            "sex": {"kind": "boolean", "values": ["female", "male"]},
+            **{
+                name: {"kind": "boolean", "values": ["no", "yes"]}
+                for name in ("nwhite", "school12", "smsa", "married", "dkids", "dykids", "head")
+            },
+            # The table is of blue-collar workers alone.
+            "bluecol": {"kind": "ignore"},
+            "yrdispl": {"kind": "number", "range": [1, 10]},
+            "rr": {"kind": "number", "range": [0, 1]},
+        },
+        {"state": "state"},
+    ),
+    "insured": _Natural(
+        "VietNamI.csv",
+        {"column": "insurance", "values": ["0", "1"]},
+        {
+            "pharvis": {"kind": "number", "range": [0, 30]},
+            # The logarithms of expenses and of years.
+            "lnhhexp": {"kind": "number", "range": [0, 6]},
+            "age": {"kind": "number", "range": [0, 5]},
+            "sex": {"kind": "boolean", "values": ["female", "male"]},
+            "married": {"kind": "boolean", "values": ["0", "1"]},
+            "educ": {"kind": "number", "range": [0, 10]},
+            "illness": {"kind": "number", "range": [0, 10]},
+            "injury": {"kind": "boolean", "values": ["0", "1"]},
+            "illdays": {"kind": "number", "range": [0, 30]},
+            "actdays": {"kind": "number", "range": [0, 30]},
+        },
+        {"commune": "commune"},
+    ),
     "sentences": _Natural(
         "sentences.csv",
         {"column": "sentiment", "values": ["negative", "positive"]},
@@ -184,6 +227,8 @@ def task(
     | insteval | 73,421 ratings of lectures (`privmarket data get`) | 14 departments or 1,128 lecturers |
     | nlschools | 2,287 pupils (`privmarket data get`) | 133 classes |
     | medpar | 1,495 stays in hospital (`privmarket data get`) | 54 hospitals |
+    | benefits | 4,877 workers who lost a job (`privmarket data get`) | 51 states |
+    | insured | 27,765 persons, with health insurance or without (`privmarket data get`) | 194 communes |
     | sentences | 8,898 sentences, positive or negative (`privmarket data get`) | 798 reviews and editorials |
     | packages | 24,202 descriptions of packages by section (`privmarket data get`) | 408 maintainers of Debian |
 

