@@ -58,6 +58,8 @@ def _money(results: Results) -> dict[str, str]:
         ("fashion", money.FASHION),
         ("cifar", money.CIFAR),
         ("strikes", money.STRIKES),
+        ("benefits", money.BENEFITS),
+        ("insured", money.INSURED),
     ):
         for wallet in money.WALLETS:
             runs = found.runs(market.capped(wallet))
