@@ -59,6 +59,8 @@ REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and t
 # How many totals beyond those that were named are tried for a target, and by which factor they differ.
 _STEPS_BEYOND = 3
 _FACTOR_BEYOND = 4.0
+# A posted price is not lowered further where fewer clients than this would ask for less.
+_FEWEST_SELLERS = 2.0
 # H of the graded ration where none is measured for it, and of the precision menu beside 0.
 _USUAL_HETEROGENEITY = 1.0
 # The rules that a plan tries, some with several settings; the learned one only for distributions it is made for.
@@ -127,7 +129,8 @@ class Options:
 
     Attributes:
         rounds: numbers of rounds.
-        price_shares: prices, each given as the share of clients that ask for less.
+        price_shares: prices, rising, each given as the share of clients that ask for less. Where the lowest or the
+            highest looks best, further ones beyond it are tried.
         heterogeneities: values of H for rules that need one, where it is not measured.
         seeds: of the runs that the figures come from.
         worlds: how many made-up worlds a rehearsal takes place in.
@@ -897,7 +900,7 @@ class Planner:
     def _search(self, total: float) -> Choice:
         """The rule with its price is chosen first, then the rounds; rate and clip norm are tuned for each."""
         rounds = self._middle_rounds()
-        best = self._best(total, [replace(rule, rounds=rounds) for rule in self.rules])
+        best = self._best_priced(total, [replace(rule, rounds=rounds) for rule in self.rules])
         return self._best(total, [replace(best, rounds=other) for other in self.options.rounds])
 
     def _beside(self, point: Point, total: float) -> Point:
@@ -910,6 +913,31 @@ class Planner:
         for other in (*self.rules[max(rule - 1, 0) : rule], *self.rules[rule + 1 : rule + 2]):
             found.append(replace(other, rounds=choice.rounds, server_rate=choice.server_rate))
         return self._point(total, found)
+
+    def _best_priced(self, total: float, choices: Sequence[Choice]) -> Choice:
+        """The best choice; while its price is the lowest or the highest of the options, one beyond it is added."""
+        best = self._best(total, choices)
+        while self._stand_in is not None and (share := self._share_beyond(best)) is not None:
+            shares = tuple(sorted((*self.options.price_shares, share)))
+            self.options = replace(self.options, price_shares=shares)
+            self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
+            added = self.rules[shares.index(share)]
+            best = self._best(total, [best, replace(added, rounds=best.rounds, server_rate=best.server_rate)])
+        return best
+
+    def _share_beyond(self, choice: Choice) -> float | None:
+        """Which share of clients to post a further price for; None if the choice's price has one on either side."""
+        shares = self.options.price_shares
+        posted = [rule.label for rule in self.rules[: len(shares)]]
+        clients = len(self.task.clients)
+        if not shares or choice.label not in (posted[0], posted[-1]):
+            return None
+        if choice.label == posted[0] and shares[0] * clients >= 2 * _FEWEST_SELLERS:
+            return shares[0] / 2
+        left_out = 1.0 - shares[-1]
+        if choice.label == posted[-1] and left_out * clients > 1:
+            return 1.0 - left_out / 4
+        return None
 
     def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The choice with the least loss in rehearsals, tuned; the first choice where nothing is rehearsed."""
@@ -944,7 +972,7 @@ class Planner:
     # --- whole runs
 
     def _point(self, total: float, choices: Sequence[Choice]) -> Point:
-        choice = self._best(total, choices)
+        choice = self._best_priced(total, choices)
         base = self.base.replace(measured_on="test")
         runs = self._run([choice.config(base.replace(seed=seed), total) for seed in self.options.seeds])
         scores = np.array([run.score for run in runs])

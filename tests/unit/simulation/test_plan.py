@@ -100,6 +100,28 @@ def test_it_finds_the_best_settings_and_states_figures_of_other_seeds(made_up, t
     assert plan.worth_buying
 
 
+@pytest.mark.parametrize(
+    ("best", "shares", "found"),
+    [
+        (0.24, (0.125, 0.25, 0.5, 0.9), 0.25),
+        (1.0, (0.5, 0.9, 0.975, 0.99375), 0.9938),
+        (0.6, (0.25, 0.5, 0.9), 0.5),
+        (0.0, (0.03125, 0.0625, 0.125, 0.25, 0.5, 0.9), 0.03125),
+    ],
+    ids=["below", "above", "inside", "too few sellers"],
+)
+def test_prices_beyond_the_grid_are_tried_until_the_best_has_one_on_either_side(
+    made_up, monkeypatch, tmp_path, best, shares, found
+):
+    made_up.before = None
+    away = lambda total, rounds, price: 1.0 - abs((9.0 if price is None else price) - best) / 10  # noqa: E731
+    monkeypatch.setattr(made_up, "score", away)
+    planner = Planner(BASE.replace(clients=100), tmp_path, OPTIONS)
+    plan = planner.for_totals([20.0])
+    assert planner.options.price_shares == pytest.approx(shares)
+    assert dict(plan.points[0].choice.settings) == {"unit_price": pytest.approx(found)}
+
+
 def test_a_second_plan_runs_nothing_anew(made_up, tmp_path):
     first = Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0])
     calls = len(made_up.calls)
@@ -189,7 +211,8 @@ def test_a_plan_knows_what_it_tried_and_nothing_more(made_up, tmp_path):
     assert plan.chosen is None
     assert plan.tried.rounds == (10, 20)
     assert plan.tried.server_rates == (0.5,)
-    assert plan.tried.rules == len(RULES)
+    # The lowest price looked best, so one below it was tried.
+    assert plan.tried.rules == len(RULES) + 1
     assert plan.tried.seeds == 2
     # A plan that finds its runs on disk stands on the same.
     again = Planner(BASE, tmp_path, OPTIONS).for_target(0.999, [10.0, 40.0])

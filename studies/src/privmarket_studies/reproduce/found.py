@@ -89,7 +89,7 @@ def _money(results: Results) -> dict[str, str]:
     texts["half_worst"] = money_page.money_for(found, money.CURVE, "aggregate", 0.5, "first", "spent_if_worst_case")
     texts["equal"] = "; ".join(
         f"{difference} for {offered}"
-        for offered, *_, difference, _ in money_page.equal_money_table(found, money.CURVE).rows
+        for offered, *_, difference, _ in money_page.equal_money_rows(found, money.CURVE)
     )
     texts["honest"] = f"{(-(-2 * 41 // 3)) ** 0.5:.1f}"
     texts["caption"] = money_page.caption(found, money.CURVE)

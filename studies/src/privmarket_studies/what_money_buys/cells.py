@@ -88,6 +88,8 @@ _FEW = {"aggregate": (3.0, 10.0, 30.0, 100.0, 300.0), "local": (30.0, 100.0, 300
 # 20 and 40 rounds differed by less than a per cent.
 _ROUNDS = (10,)
 _TABLE_ROUNDS = (5, 15, 50)
+# With little money fewer may be better, so curves have them, too.
+_CURVE_ROUNDS = (2, *_TABLE_ROUNDS)
 MNIST = Market("MNIST, Dir 0.1, 600 public", _pictures("mnist", 0.1, 600), _ROUNDS, _FEW)
 MNIST_100 = Market("MNIST, Dir 0.1, 100 public", _pictures("mnist", 0.1, 100), _ROUNDS, _FEW)
 FASHION = Market("Fashion-MNIST, Dir 0.5, 600 public", _pictures("fashion-mnist", 0.5, 600), _ROUNDS, _FEW)
@@ -132,14 +134,12 @@ CLIENTS = (30, 100, 300, 1000)
 # Of crowds that train, for each client. The smaller sum was listed first, and its first seed bought nothing under
 # either trust; the larger one was added then.
 CROWD_MONEY = (0.3, 3.0)
-CURVE = STRIKES
-# One price for all instead of a search: trying every rule takes hours for so many inputs.
+CURVE, *_FIRST_LOOK_CURVES = (replace(market, rounds=_CURVE_ROUNDS) for market in (STRIKES, *FIRST_LOOKS))
 PICTURE_CURVE = replace(
     CIFAR,
-    name=f"{CIFAR.name}, one price of 0.5",
-    rule={"rule": "ration", "settings": {"unit_price": 0.5}},
     money={"aggregate": (10.0, 30.0, 100.0, 300.0), "local": (100.0, 300.0, 1000.0, 3000.0)},
 )
+CURVES = (CURVE, *_FIRST_LOOK_CURVES, PICTURE_CURVE)
 # What clients are like, where that is not Uniform valuations drawn at random and reported truthfully.
 OTHER_CLIENTS: dict[str, dict[str, Any]] = {
     "LogNormal valuations": {"scenario": "lognormal"},
@@ -234,6 +234,9 @@ def cells(scale: Scale) -> list[Cell]:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 10))
     for market in FIRST_LOOKS:
         listed += first_look_cells(scale, market)
+    for market in _FIRST_LOOK_CURVES:
+        for trust in TRUSTS:
+            listed += _cells(curve_configs(market, trust), _seeds(scale, 10))
     # A few seeds of everything first, so that a study that is stopped has the whole picture in small.
     for seeds in (3, 10):
         for market in (MNIST, FASHION, MNIST_100, CIFAR, PUPILS, TEXTS):

@@ -74,7 +74,7 @@ def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = Found(results)
     markets = (study.DIGITS,) if found.quick else (*study.PICTURES, *study.TABLES)
-    curves = (study.DIGITS,) if found.quick else (study.CURVE, study.PICTURE_CURVE)
+    curves = (study.DIGITS,) if found.quick else study.CURVES
     blocks: list[Block] = [
         prose("money-set-up"),
         Figure("money", caption(found, curves[0]), lambda: draw_curve(found, curves[0])),
@@ -87,8 +87,8 @@ def render(results: Results) -> ResultPage:
         prose("money-curve"),
         *(curve_table(found, market) for market in curves),
         half_table(found, curves),
-        equal_money_table(found, curves[0]),
-        worst_case_table(found, curves[0]),
+        equal_money_table(found, curves),
+        worst_case_table(found, curves),
     ]
     if not found.quick:
         blocks += [
@@ -372,8 +372,18 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
     )
 
 
-def equal_money_table(found: Found, market: Market) -> Table:
+def equal_money_table(found: Found, markets: tuple[Market, ...]) -> Table:
     """Aggregate against local trust where both were offered the same money, seed by seed."""
+    return Table(
+        "money-equal",
+        "The same money offered under both trusts, differences seed by seed [95 %]",
+        ("market", "offered", "aggregate, gain", "local, gain", "aggregate − local", "seeds"),
+        [[market.name, *row] for market in markets for row in equal_money_rows(found, market)],
+    )
+
+
+def equal_money_rows(found: Found, market: Market) -> list[list[str]]:
+    """Money, gain under aggregate and under local trust, their difference, and the seeds of both."""
     points = {trust: dict(curve_points(found, market, trust)) for trust in study.TRUSTS}
     rows = []
     for money in sorted({*market.money["aggregate"]} & {*market.money["local"]}):
@@ -386,22 +396,19 @@ def equal_money_table(found: Found, market: Market) -> Table:
             name = next(iter(aggregate.values()))["score_name"]
             difference = _with_interval({s: gains["aggregate"][s] - gains["local"][s] for s in shared}, name)
         rows.append([f"{money:g}", gain_text(aggregate), gain_text(local), difference, str(len(shared))])
-    return Table(
-        "money-equal",
-        f"{market.name}: the same money offered under both trusts, differences seed by seed [95 %]",
-        ("offered", "aggregate, gain", "local, gain", "aggregate − local", "seeds"),
-        rows,
-    )
+    return rows
 
 
-def worst_case_table(found: Found, market: Market) -> Table:
+def worst_case_table(found: Found, markets: tuple[Market, ...]) -> Table:
     """The same releases under aggregate trust if sellers priced the ε that is left when all others collude."""
     rows = []
-    for money, runs in curve_points(found, market, "aggregate"):
+    points = [(market, *point) for market in markets for point in curve_points(found, market, "aggregate")]
+    for market, money, runs in points:
         paid = np.mean([run["spent"] for run in runs.values()])
         worst = np.mean([run["spent_if_worst_case"] for run in runs.values()])
         rows.append(
             [
+                market.name,
                 f"{money:g}",
                 f"{paid:,.1f}",
                 f"{worst:,.1f}",
@@ -410,12 +417,12 @@ def worst_case_table(found: Found, market: Market) -> Table:
             ]
         )
     if not rows:
-        rows = [[NOT_COMPUTED] * 5]
+        rows = [[NOT_COMPUTED] * 6]
     return Table(
         "money-worst-case",
-        f"{market.name}, aggregate trust: money for the same releases if a unit of ε is charged as it is left when "
-        "all other sellers collude",
-        ("offered", "paid", "paid if sellers price the worst case", "ratio", "gain over own records [95 %]"),
+        "Aggregate trust: money for the same releases if a unit of ε is charged as it is left when all other sellers "
+        "collude",
+        ("market", "offered", "paid", "paid if sellers price the worst case", "ratio", "gain over own records [95 %]"),
         rows,
     )
 
