@@ -420,9 +420,16 @@ def worst_case_table(found: Found, markets: tuple[Market, ...]) -> Table:
         rows = [[NOT_COMPUTED] * 6]
     return Table(
         "money-worst-case",
-        "Aggregate trust: money for the same releases if a unit of ε is charged as it is left when all other sellers "
-        "collude",
-        ("market", "offered", "paid", "paid if sellers price the worst case", "ratio", "gain over own records [95 %]"),
+        "Aggregate trust: money for the same releases if a unit of ε is charged as it is left when all other "
+        "sellers collude",
+        (
+            "market",
+            "offered",
+            "paid",
+            "paid if sellers price the worst case",
+            "ratio",
+            "gain over own records [95 %]",
+        ),
         rows,
     )
 
