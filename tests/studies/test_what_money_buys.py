@@ -182,6 +182,7 @@ def test_a_person_is_compared_with_a_record_by_its_runs():
                 gain = gained[unit, wallet] + 0.001 * seed * (1 + wallet * (unit == "person"))
                 result = {"score": 0.2 + gain, "score_name": "r2", "before": 0.2, "gain": gain}
                 result["units"] = {"record": 3200, "person": 1000}[unit]
+                result["epsilon"] = {"0.667": wallet - 0.01 * seed, "collude": 3 * wallet}
                 cell = Cell(study.KIND, config, seed)
                 records.append(Record(cell, cell.depends_on, result, None, 1.0, {}))
     for seed in (1, 2, 3):
@@ -195,6 +196,7 @@ def test_a_person_is_compared_with_a_record_by_its_runs():
     assert table.rows[3][6].startswith("-0.0040 [")
     assert all(row[6] in text for row in table.rows[1::2])
     assert table.rows[0][5].startswith("82% [")
+    assert table.rows[0][7] == "0.99 (3.00)"
     for words in (
         "an R² of 0.2000",
         "it is 0.3000",

@@ -621,6 +621,14 @@ def person_difference(found: Found, wallet: float) -> str:
     return _with_interval({seed: person[seed] - record[seed] for seed in record.keys() & person.keys()}, "r2")
 
 
+def _largest_epsilon(runs: Mapping[int, Result]) -> str:
+    """The largest lifetime ε of a client, with two thirds of the sellers honest and with all others colluding."""
+    if not runs:
+        return NOT_COMPUTED
+    honest, collude = (max(run["epsilon"][share] for run in runs.values()) for share in ("0.667", "collude"))
+    return f"{honest:.2f} ({collude:.2f})"
+
+
 def person_table(found: Found) -> Table:
     """A lifetime ε for a record and for a person, of the same buyer on the same test records."""
     rows = []
@@ -638,12 +646,14 @@ def person_table(found: Found) -> Table:
                     gain_text(runs),
                     share_text(gained, distance) if gained.keys() & distance.keys() else NOT_COMPUTED,
                     "the reference" if unit == "record" else person_difference(found, wallet),
+                    _largest_epsilon(runs),
                     str(len(runs)),
                 ]
             )
     columns = (
         *("ε ≤", "unit", "own records alone", "bought", "gain [95 %]"),
-        *("share of the distance to all records without privacy [95 %]", "person less record [95 %]", "seeds"),
+        *("share of the distance to all records without privacy [95 %]", "person less record [95 %]"),
+        *("lifetime ε of who sold most (all others collude)", "seeds"),
     )
     return Table("money-person", f"{study.WAGES.name}: what a lifetime ε protects (R²)", columns, rows)
 
