@@ -172,6 +172,47 @@ def test_first_looks_are_told_by_their_runs():
     assert not any(cell.config.get("rule") == "plan" for cell in listed)
 
 
+def test_a_person_is_compared_with_a_record_by_its_runs():
+    """Gains, their difference seed by seed, and how many persons there are; without runs the text says so."""
+    gained = {("record", 1.0): 0.08, ("person", 1.0): 0.05, ("record", 3.0): 0.1, ("person", 3.0): 0.09}
+    records = []
+    for wallet in study.WALLETS:
+        for unit, config in study.person_configs(study.WAGES, wallet).items():
+            for seed in (1, 2, 3):
+                gain = gained[unit, wallet] + 0.001 * seed * (1 + wallet * (unit == "person"))
+                result = {"score": 0.2 + gain, "score_name": "r2", "before": 0.2, "gain": gain}
+                result["units"] = {"record": 3200, "person": 1000}[unit]
+                result["epsilon"] = {"0.667": wallet - 0.01 * seed, "collude": 3 * wallet}
+                cell = Cell(study.KIND, config, seed)
+                records.append(Record(cell, cell.depends_on, result, None, 1.0, {}))
+    for seed in (1, 2, 3):
+        cell = Cell(study.POOLED, study.WAGES.pooled(), seed)
+        result = {"score": 0.3, "score_name": "r2", "before": 0.2}
+        records.append(Record(cell, cell.depends_on, result, None, 1.0, {}))
+    found = page.Found(Results(records))
+    text, table = page.person_text(found).markdown, page.person_table(found)
+    assert [row[1] for row in table.rows] == ["record", "person"] * 2
+    assert table.rows[1][6].startswith("-0.0280 ["), "-0.03 and 0.001 a seed"
+    assert table.rows[3][6].startswith("-0.0040 [")
+    assert all(row[6] in text for row in table.rows[1::2])
+    assert table.rows[0][5].startswith("82% [")
+    assert table.rows[0][7] == "0.99 (3.00)"
+    for words in (
+        "an R² of 0.2000",
+        "it is 0.3000",
+        "hold 3,200 records",
+        "in 2.5 industries",
+        "1,000 persons",
+        "3.2 records",
+    ):
+        assert words in text
+    assert NOT_COMPUTED in page.person_text(page.Found(Results([]))).markdown
+    listed = {cell.slot for cell in study.cells(Scale()) if cell.config.get("task") == "wages"}
+    assert len(listed) == 50
+    missing = page.missing_text(found).markdown
+    assert "- wages, 360 public, ε ≤ 1, aggregate trust, for a person: 7 not computed" in missing
+
+
 def test_noise_is_that_of_the_closed_forms():
     sold = np.full(9, 1.0)
     mu = float(mu_of(1.0, 1e-5))

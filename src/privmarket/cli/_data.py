@@ -26,8 +26,8 @@ def get(
     name: Annotated[
         str,
         typer.Argument(
-            help="mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, benefits, insured, sentences or "
-            "packages."
+            help="mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, benefits, insured, wages, "
+            "sentences or packages."
         ),
     ],
     source: Annotated[

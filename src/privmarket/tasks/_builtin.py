@@ -1,8 +1,8 @@
 """Tasks by name: public pictures and tables, shared out among clients or with clients of their own.
 
 Pictures and scikit-learn's tables have no clients, so records are assigned to clients at random. The other tables
-come with *natural* clients: airlines, departments, school classes, hospitals, states, communes, writers,
-maintainers.
+come with *natural* clients: airlines, departments, school classes, hospitals, states, communes, industries,
+writers, maintainers.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class _Natural:
         columns: the columns of the schema. Ranges are documented scales, or round numbers beyond what occurs.
         clients: kind of client → the column that names them; the first is the default.
         person: the column that names the person, if there is one.
+        whole: whether public and test rows are those of whole persons, whatever is protected: nobody who is tested
+            is known to a client, and both units have the same split.
         text: the column of text, if that is the input; read as tokens or as counts of words, as the model needs.
     """
 
@@ -89,6 +91,7 @@ class _Natural:
     person: str = ""
     ships: bool = False
     text: str = ""
+    whole: bool = False
 
 
 _RATINGS: dict[str, dict[str, object]] = {
@@ -174,6 +177,42 @@ _NATURAL = {
         },
         {"commune": "commune"},
     ),
+    "wages": _Natural(
+        "Males.csv",
+        # The logarithm of dollars an hour: from 14 cents to 148 dollars.
+        {"column": "wage", "range": [-2, 5]},
+        {
+            # The years of the panel; years of school; years since then, of men who are young.
+            "year": {"kind": "number", "range": [1980, 1987]},
+            "school": {"kind": "number", "range": [0, 20]},
+            "exper": {"kind": "number", "range": [0, 25]},
+            **{name: {"kind": "boolean", "values": ["no", "yes"]} for name in ("union", "married", "health")},
+            "ethn": {"kind": "category", "values": ["black", "hisp", "other"]},
+            "occupation": {
+                "kind": "category",
+                "values": [
+                    "Clerical_and_kindred",
+                    "Craftsmen, Foremen_and_kindred",
+                    "Farm_Laborers_and_Foreman",
+                    "Laborers_and_farmers",
+                    "Managers, Officials_and_Proprietors",
+                    "Operatives_and_kindred",
+                    "Professional, Technical_and_kindred",
+                    "Sales_Workers",
+                    "Service_Workers",
+                ],
+            },
+            # Missing for a third of the buyer's rows: that is a value of its own.
+            "residence": {
+                "kind": "category",
+                "values": ["north_east", "nothern_central", "rural_area", "south"],
+                "missing": "flag",
+            },
+        },
+        {"industry": "industry"},
+        "nr",
+        whole=True,
+    ),
     "sentences": _Natural(
         "sentences.csv",
         {"column": "sentiment", "values": ["negative", "positive"]},
@@ -229,6 +268,7 @@ def task(
     | medpar | 1,495 stays in hospital (`privmarket data get`) | 54 hospitals |
     | benefits | 4,877 workers who lost a job (`privmarket data get`) | 51 states |
     | insured | 27,765 persons, with health insurance or without (`privmarket data get`) | 194 communes |
+    | wages | 4,360 years of 545 young men: log of the hourly wage (`privmarket data get`) | 12 industries |
     | sentences | 8,898 sentences, positive or negative (`privmarket data get`) | 798 reviews and editorials |
     | packages | 24,202 descriptions of packages by section (`privmarket data get`) | 408 maintainers of Debian |
 
@@ -245,7 +285,8 @@ def task(
         model: as in `Task.from_csv`; if left out, a default for this task.
         score: the headline score.
         measured_on: of pictures: "test", or "validation": kept-back records that are not public.
-        unit: "record", or "person" for insteval, where a student rates several lectures.
+        unit: "record", or "person" for insteval, where a student rates several lectures, and for wages, where a man
+            has eight years; his years in one industry are then protected together.
         seed: of all draws.
     """
     if public is not None and public < 0:
@@ -472,4 +513,5 @@ def _natural_file(
         schema=schema,
         goal=None,
         seed=seed,
+        together=about.person if about.whole else None,
     )

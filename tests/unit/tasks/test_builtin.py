@@ -213,5 +213,54 @@ def test_tables_of_states_and_communes(name, file, content, classes, clients, in
         downloads.get_dataset(name, source=source, folder=unlike)
 
 
+OCCUPATIONS = ("Sales_Workers", "Service_Workers", "Craftsmen, Foremen_and_kindred")
+INDUSTRIES = ("Trade", "Mining", "Finance")
+MEN = (
+    '"","nr","year","school","exper","union","ethn","married","health","wage","industry","occupation","residence"\n'
+)
+MEN += "".join(
+    f'"{8 * man + year}",{100 + man},{1980 + year},{8 + man % 8},{year + man % 5},"no","other",'
+    f'"{("no", "yes")[year > 4]}","no",{1 + man % 7 / 5 + year / 20},"{INDUSTRIES[(man + (year > man % 6)) % 3]}",'
+    f'"{OCCUPATIONS[man % 3]}",{("NA", "south")[man % 2]}\n'
+    for man in range(40)
+    for year in range(8)
+)
+
+
+@pytest.mark.parametrize("public", [None, 40, 0])
+def test_wages_are_split_by_whole_men_whatever_is_protected(public, monkeypatch, tmp_path):
+    """Both units have the same records in the same places; nobody who is tested is known to a client."""
+    content = MEN.encode()
+    files = DatasetFiles("wages", {"Males.csv": hashlib.md5(content).hexdigest()})
+    monkeypatch.setitem(TABLES, "wages", files)
+    monkeypatch.setenv("PRIVMARKET_DATA", str(tmp_path / "data"))
+    (tmp_path / "Males.csv").write_bytes(content)
+    downloads.get_dataset("wages", source=tmp_path)
+    by_record, by_person = (pm.task("wages", public=public, seed=3, unit=unit) for unit in ("record", "person"))
+    assert (by_record.goal, by_record.score.name, len(by_record.clients)) == ("regression", "r2", 3)
+    assert not any(one.startswith(("nr", "industry")) for one in by_record.pipeline.inputs)
+    assert "residence is missing" in by_record.pipeline.inputs
+    assert all(one.scaled_by != "public records" for one in by_record.pipeline.columns)
+    for part in ("private", "public", "test"):
+        one, other = getattr(by_record, part), getattr(by_person, part)
+        if one is None:
+            assert (part, other, public) == ("public", None, 0)
+            continue
+        np.testing.assert_array_equal(one.inputs, other.inputs)
+        np.testing.assert_array_equal(one.labels, other.labels)
+        assert len(one) % 8 == 0, "men are whole"
+    assert by_record.private.persons is None
+    assert by_record.units.sum() == len(by_record.private) == by_person.sizes.sum()
+    # Each of the stand-in's men works in two industries.
+    assert by_person.units.sum() == len(by_record.private) // 8 * 2
+    assert len(by_record.private) + len(by_record.test) + (len(by_record.public) if public != 0 else 0) == 320
+    assert len(by_record.test) == 64, "a fifth, in whole men"
+    if public != 0:
+        assert len(by_record.public) == {None: 104, 40: 40}[public]
+        assert np.bincount(np.unique(by_record.public.persons, return_inverse=True)[1]).tolist() == [8] * (
+            len(by_record.public) // 8
+        )
+
+
 def test_names_are_listed():
     assert set(task_names()) >= {"digits", "mnist", "breast-cancer", "diabetes", "bird-strikes", "insteval"}

@@ -100,9 +100,6 @@ STRIKES = Market(
 PUPILS = Market(
     "test scores of pupils, 133 classes, 100 public", {"task": "nlschools", "public": 100}, _TABLE_ROUNDS, _FEW
 )
-RATINGS = Market(
-    "ratings of lectures, 14 departments, 200 public", {"task": "insteval", "public": 200}, _TABLE_ROUNDS, _FEW
-)
 # Fixed before any model of them was scored on test records; `money-first-look.md` says how they were decided on.
 # As many public records as a client holds on average, the default of `pm.task`.
 BENEFITS = Market(
@@ -110,6 +107,10 @@ BENEFITS = Market(
 )
 INSURED = Market(
     "health insurance, 194 communes, 143 public", {"task": "insured", "public": 143}, _TABLE_ROUNDS, _FEW
+)
+# Fixed in the same way. The default of `pm.task` is 363 public records; whole men, of eight each, make 360.
+WAGES = Market(
+    "wages of young men, 12 industries, 360 public", {"task": "wages", "public": 360}, _TABLE_ROUNDS, _FEW
 )
 TEXTS = Market(
     "descriptions of packages, 408 maintainers, 600 public",
@@ -129,6 +130,7 @@ PICTURES = (MNIST, MNIST_100, FASHION, CIFAR)
 FIRST_LOOKS = (BENEFITS, INSURED)
 TABLES = (STRIKES, PUPILS, TEXTS, *FIRST_LOOKS)
 WALLETS = (1.0, 3.0)
+UNITS = ("record", "person")
 PUBLIC_SIZES = (0, 100, 600, 2000, 5000)
 CLIENTS = (30, 100, 300, 1000)
 # Of crowds that train, for each client. The smaller sum was listed first, and its first seed bought nothing under
@@ -210,9 +212,9 @@ def noise_config(clients: int) -> dict[str, Any]:
     return {"clients": clients, "money": 0.3, "scenario": "uniform"}
 
 
-def person_configs(market: Market) -> dict[str, dict[str, Any]]:
-    """One lifetime ε for a record, and for all records of a person at one client."""
-    return {unit: market.capped(1.0, unit=unit) for unit in ("record", "person")}
+def person_configs(market: Market, wallet: float) -> dict[str, dict[str, Any]]:
+    """A lifetime ε for a record, and the same for all records of a person at one client."""
+    return {unit: market.capped(wallet, unit=unit) for unit in UNITS}
 
 
 def other_configs(market: Market) -> dict[str, dict[str, Any]]:
@@ -247,8 +249,9 @@ def cells(scale: Scale) -> list[Cell]:
         for wallet in WALLETS:
             listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
     listed += _cells(other_configs(CURVE).values(), _seeds(scale, 5))
-    listed += _cells([RATINGS.pooled()], _seeds(scale, 5), POOLED)
-    listed += _cells(person_configs(RATINGS).values(), _seeds(scale, 5))
+    listed += _cells([WAGES.pooled()], _seeds(scale, 10), POOLED)
+    for wallet in WALLETS:
+        listed += _cells(person_configs(WAGES, wallet).values(), _seeds(scale, 10))
     listed += _cells([public_config(size) for size in PUBLIC_SIZES], _seeds(scale, 5))
     for market in (TEXTS, CIFAR):
         for wallet in WALLETS:

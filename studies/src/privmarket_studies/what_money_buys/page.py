@@ -581,22 +581,81 @@ def crowd_table(found: Found) -> Table:
 
 
 def person_text(found: Found) -> Block:
-    """What the two rows can and cannot be compared by."""
-    return prose("money-person", pooled=mean_text(found.runs(study.RATINGS.pooled(), POOLED), "score"))
+    """What the task is, and what protecting a person costs."""
+    market = study.WAGES
+    held = {unit: _units(found, unit) for unit in study.UNITS}
+    years = pairs = NOT_COMPUTED
+    if all(held.values()):
+        years = f"{held['record'] / held['person']:.1f}"
+        pairs = f"{_YEARS * held['person'] / held['record']:.1f}"
+    pooled = found.runs(market.pooled(), POOLED)
+    return prose(
+        "money-person",
+        public=market.where["public"],
+        men=market.where["public"] // _YEARS,
+        records=f"{held['record']:,.0f}" if held["record"] else NOT_COMPUTED,
+        persons=f"{held['person']:,.0f}" if held["person"] else NOT_COMPUTED,
+        years=years,
+        pairs=pairs,
+        pooled=mean_text(pooled, "score"),
+        own=mean_text(pooled, "before"),
+        differences=" and ".join(person_difference(found, wallet) for wallet in study.WALLETS),
+    )
+
+
+# Each man of the task was asked so often.
+_YEARS = 8
+
+
+def _units(found: Found, unit: str) -> float:
+    """How many records, or persons at a client, all clients hold together, over seeds; 0 without runs."""
+    runs = [found.runs(study.person_configs(study.WAGES, wallet)[unit]) for wallet in study.WALLETS]
+    counts = [run["units"] for one in runs for run in one.values()]
+    return float(np.mean(counts)) if counts else 0.0
+
+
+def person_difference(found: Found, wallet: float) -> str:
+    """The gain where a person is protected less that where a record is, over seeds of both [95 %]."""
+    gains = [_gains(found.runs(config)) for config in study.person_configs(study.WAGES, wallet).values()]
+    record, person = gains
+    return _with_interval({seed: person[seed] - record[seed] for seed in record.keys() & person.keys()}, "r2")
+
+
+def _largest_epsilon(runs: Mapping[int, Result]) -> str:
+    """The largest lifetime ε of a client, with two thirds of the sellers honest and with all others colluding."""
+    if not runs:
+        return NOT_COMPUTED
+    honest, collude = (max(run["epsilon"][share] for run in runs.values()) for share in ("0.667", "collude"))
+    return f"{honest:.2f} ({collude:.2f})"
 
 
 def person_table(found: Found) -> Table:
-    """One lifetime ε for a record and for a person."""
+    """A lifetime ε for a record and for a person, of the same buyer on the same test records."""
     rows = []
-    for unit, config in study.person_configs(study.RATINGS).items():
-        runs = found.runs(config)
-        rows.append([unit, mean_text(runs, "before"), mean_text(runs, "score"), gain_text(runs), str(len(runs))])
-    return Table(
-        "money-person",
-        f"{study.RATINGS.name}, lifetime ε ≤ 1: what one unit of privacy protects (R²)",
-        ("unit", "own records alone", "bought", "gain [95 %]", "seeds"),
-        rows,
+    distance = found.distance(study.WAGES)
+    for wallet in study.WALLETS:
+        for unit, config in study.person_configs(study.WAGES, wallet).items():
+            runs = found.runs(config)
+            gained = _gains(runs)
+            rows.append(
+                [
+                    f"{wallet:g}",
+                    unit,
+                    mean_text(runs, "before"),
+                    mean_text(runs, "score"),
+                    gain_text(runs),
+                    share_text(gained, distance) if gained.keys() & distance.keys() else NOT_COMPUTED,
+                    "the reference" if unit == "record" else person_difference(found, wallet),
+                    _largest_epsilon(runs),
+                    str(len(runs)),
+                ]
+            )
+    columns = (
+        *("ε ≤", "unit", "own records alone", "bought", "gain [95 %]"),
+        *("share of the distance to all records without privacy [95 %]", "person less record [95 %]"),
+        *("lifetime ε of who sold most (all others collude)", "seeds"),
     )
+    return Table("money-person", f"{study.WAGES.name}: what a lifetime ε protects (R²)", columns, rows)
 
 
 def others_table(found: Found) -> Table:
@@ -686,6 +745,8 @@ def missing_text(found: Found) -> Text:
             name += ", reference without privacy"
         elif config["wallet"] is not None:
             name += f", {config['public']:,} public, ε ≤ {config['wallet']:g}, {config['trust']} trust"
+            if "unit" in config:
+                name += f", for a {config['unit']}"
         else:
             name += f", {config['trust']} trust, money {config['money']:g}"
             if "clients" in config and config["clients"] != 100:

@@ -259,6 +259,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         "spent": float(result.spent),
         "spent_if_worst_case": spent_if_worst_case(result),
         "epsilon": lifetime_epsilon(result),
+        "units": int(task.units.sum()),
         "sellers": float(np.mean([record.sellers for record in result.records])),
         "chosen": asdict(chosen),
         "seconds_of_choosing": round(tuned - started, 1),
