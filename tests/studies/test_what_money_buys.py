@@ -12,7 +12,7 @@ from privmarket.privacy._gaussian import epsilon_of, mu_of
 from privmarket.simulation import _own_records
 from privmarket.simulation._plan import PLANNED_RULES
 from privmarket_studies.reproduce.cache import Record
-from privmarket_studies.reproduce.cells import Cell, Scale
+from privmarket_studies.reproduce.cells import Cell, Kind, Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.report import markdown
 from privmarket_studies.what_money_buys import cells as study, noise, page, runs, sceptic
@@ -79,12 +79,44 @@ def test_private_and_test_records_choose_nothing(small, tmp_path):
 
     def choice(of):
         runs._LAST_WORLDS.clear()
-        found = runs.choose(config, of, tmp_path)
+        found = runs.choose(config, of, runs.SEARCH_SEED, tmp_path)
         return found.training, found.statistics, found.tried
 
     usual = choice(task)
     assert choice(task.replace(private=shuffled(task.private), test=shuffled(task.test))) == usual
     assert choice(task.replace(public=shuffled(task.public))) != usual
+
+
+def test_each_seed_of_a_table_chooses_on_its_own_public_rows(monkeypatch, tmp_path):
+    """Rows of a table that are the buyer's with one seed are clients' and test records with another."""
+    asked = []
+
+    def choose(config, task, seed, folder):
+        asked.append((task, seed))
+        return runs.Chosen("ration", {}, 5, {}, "none", {}, 0.0)
+
+    monkeypatch.setattr(runs, "choose", choose)
+    monkeypatch.setattr(runs, "_same_task", lambda config, seed: (config["task"], seed))
+    for market in (study.STRIKES, study.MNIST):
+        for seed in (1, 2, 1):
+            runs.chosen_for(market.capped(1.0), seed, tmp_path)
+    own, usual = ("bird-strikes", "mnist")
+    assert asked == [((own, 1), 1), ((own, 2), 2), ((usual, 0), 0)], "each once, and then kept"
+    tables = [cell for cell in study.cells(Scale()) if cell.kind == study.KIND and "alpha" not in cell.config]
+    fixed = [cell for cell in tables if "choose" not in cell.config]
+    assert {cell.config["task"] for cell in fixed} == {"benefits", "insured"}, "first looks, as they were fixed"
+
+
+def test_what_other_code_chose_is_not_taken_over(monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr(
+        runs, "choose", lambda *_: made.append(1) or runs.Chosen("ration", {}, 5, {}, "none", {}, 0.0)
+    )
+    monkeypatch.setattr(runs, "_same_task", lambda *_: None)
+    for revision in (1, 1, 2):
+        monkeypatch.setattr(runs, "kind_of", lambda _, revision=revision: Kind("", revision))
+        runs.chosen_for(study.MNIST.capped(1.0), 1, tmp_path)
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(
@@ -168,8 +200,8 @@ def test_first_looks_are_told_by_their_runs():
         assert page.gain_text(found.runs(market.capped(wallet))) in text
     assert text.count(NOT_COMPUTED) == 6, "shares of benefits, gains and shares of insurance"
     listed = [cell for cell in study.cells(Scale()) if cell.config.get("task") in ("benefits", "insured")]
-    fixed = {cell.slot for cell in listed if cell.config.get("rule") != "plan"}
-    assert len(fixed) == 100, "what was fixed before any score: the curves against money were listed later"
+    fixed = {cell.slot for cell in listed if cell.kind == study.KIND and "choose" not in cell.config}
+    assert len(fixed) == 40, "two tables, two lifetime ε, ten seeds, as they were fixed before any score"
 
 
 def test_a_person_is_compared_with_a_record_by_its_runs():

@@ -12,8 +12,8 @@ from typing import Any
 
 from privmarket.simulation._plan import PLANNED_RULES
 from privmarket_studies.reproduce.cells import Cell, Scale
+from privmarket_studies.what_money_buys.runs import EACH_SEED, KIND
 
-KIND = "money"
 POOLED = "money-pooled"
 NOISE = "money-noise"
 SCEPTIC = "money-sceptic"
@@ -61,7 +61,9 @@ class Market:
         return "alpha" in self.where
 
     def _base(self) -> dict[str, Any]:
-        return {**self.where, "rounds": list(self.rounds)}
+        # The buyer's rows of one seed of a table are other seeds' clients' and test records.
+        choose = {} if self.is_shared_out else {"choose": EACH_SEED}
+        return {**self.where, "rounds": list(self.rounds), **choose}
 
 
 # Compared on pictures that neither clients nor tests hold.
@@ -172,9 +174,15 @@ def headline_cells(scale: Scale, market: Market, seeds: int) -> list[Cell]:
 def first_look_cells(scale: Scale, market: Market) -> list[Cell]:
     """A table at both lifetime ε, its reference without privacy, and what else a buyer could do."""
     listed = headline_cells(scale, market, 10) + _cells([market.pooled()], _seeds(scale, 10), POOLED)
+    listed += _cells([as_fixed(market.capped(wallet)) for wallet in WALLETS], _seeds(scale, 10))
     for wallet in WALLETS:
         listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
     return listed
+
+
+def as_fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of a first look as it was fixed: the public rows of seed 0 choose for all seeds."""
+    return {name: value for name, value in config.items() if name != "choose"}
 
 
 def baseline_configs(market: Market, wallet: float) -> dict[str, dict[str, Any]]:

@@ -4,8 +4,9 @@ Records have three roles. *Public* ones are the buyer's: they train the model th
 the settings and give the free baseline. *Private* ones are the clients': they are touched by sold releases alone.
 *Test* records are read once, when the run has ended.
 
-Settings are chosen by rehearsals on the public records of seed 0 (`privmarket.simulation`, as `federate` and `plan`
-do it); the figures come from seeds above 0, whose split, types, noise and public records are others.
+Settings are chosen by rehearsals on public records (`privmarket.simulation`, as `federate` and `plan` do it). For
+pictures these are the public records of seed 0, which no client and no test holds with any seed. Of a table every
+seed draws other rows for the buyer, the clients and the test, so there each seed chooses on its own public rows.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ from privmarket.simulation._result import RunResult
 from privmarket.tasks import Task
 from privmarket.tasks._records import Records
 from privmarket.training import one_thread
-from privmarket_studies.reproduce.cells import Config, Result
+from privmarket_studies.reproduce.cells import Config, Result, kind_of
 
 PICTURES = ("digits", "mnist", "fashion-mnist", "cifar10")
 SEARCH_SEED = 0
+# The value of the field "choose" of a configuration in which every seed chooses for itself.
+EACH_SEED = "each seed"
 WORLDS = 4
 HONEST_SHARES = (1.0, 2 / 3, 0.5)
+KIND = "money"
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,23 @@ def market_of(
     )
 
 
-def choose(config: Config, task: Task, folder: Path) -> Chosen:
+def choosing_seed(config: Config, seed: int) -> int:
+    """The seed whose public records choose the settings of a run."""
+    return seed if config.get("choose") == EACH_SEED else SEARCH_SEED
+
+
+def choose(config: Config, task: Task, seed: int, folder: Path) -> Chosen:
     """Rule, rounds, rate, clip norm, averaging and scaling of inputs by rehearsals on the task's public records.
+
+    What clients ask is drawn with `SEARCH_SEED` here: a buyer knows its distribution, and not yet the bids.
 
     Where money is the limit, the search is that of `privmarket plan`: every rule that it tries, then the rounds.
     Where a lifetime ε is the limit, everybody sells what its wallet allows at a price of 1, and rounds are
     searched. Without public records the documented defaults stand, with the first number of rounds.
+
+    Args:
+        task: as the seed draws it.
+        folder: where a plan may keep what it makes.
     """
     started = time.perf_counter()
     if config["rule"] == "plan":
@@ -121,7 +136,7 @@ def choose(config: Config, task: Task, folder: Path) -> Chosen:
     tried: dict[str, float] = {}
     if task.public is not None and len(task.public) >= FEWEST_RECORDS:
         with one_thread():
-            stand_in = _stand_in(config, task)
+            stand_in = _stand_in(config, task, seed)
             tried["own records"] = stand_in.loss_before()
             for market in markets:
                 with Federation(market, task=task) as federation:
@@ -174,9 +189,9 @@ _OWN_MODELS: dict[str, OwnModel] = {}
 _MODELS_KEPT = 4
 
 
-def _stand_in(config: Config, task: Task) -> StandIn:
+def _stand_in(config: Config, task: Task, seed: int) -> StandIn:
     """The worlds that rehearsals of this task take place in."""
-    key = _task_name(config, SEARCH_SEED)
+    key = _task_name(config, seed)
     if not _LAST_WORLDS or _LAST_WORLDS[0][0] != key:
         skew = float(config.get("alpha", 0.5))
         made = StandIn(task, clients=len(task.clients), skew=skew, worlds=WORLDS, seed=SEARCH_SEED)
@@ -212,12 +227,17 @@ def _same_task(config: Config, seed: int) -> Task:
     return _LAST_TASK[0][1]
 
 
-def chosen_for(config: Config, place: Path) -> Chosen:
-    """What public records chose for this configuration, from `place` if it was chosen before."""
+def chosen_for(config: Config, seed: int, folder: Path) -> Chosen:
+    """What public records chose for this run, from `folder` if the same code chose it before.
+
+    Neighbours of a cell with other seeds share it where one seed chooses for all.
+    """
+    by = choosing_seed(config, seed)
+    place = folder / f"{_digest({**config, 'by': by, 'revision': kind_of(KIND).revision})}.json"
     try:
         return Chosen(**json.loads(place.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        found = choose(config, _same_task(config, SEARCH_SEED), place.parent)
+        found = choose(config, _same_task(config, by), by, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(place, json.dumps(asdict(found)) + "\n")
         return found
@@ -227,13 +247,11 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     """One run of the market.
 
     Config: task, public, trust, wallet (lifetime ε or None), money (in all), rounds (to choose from), rule,
-    settings; for pictures clients, alpha and features; for natural clients perhaps which ones; perhaps model, unit,
-    honest_share, and `market`: further settings of the run (scenario, strategy, valuations …).
+    settings; for pictures clients, alpha and features; for natural clients perhaps which ones; perhaps `choose`,
+    model, unit, honest_share, and `market`: further settings of the run (scenario, strategy, valuations …).
     """
     started = time.perf_counter()
-    # Neighbours of a cell with other seeds share what public records chose: its name leaves the seed out.
-    name = _digest(config)
-    chosen = chosen_for(config, scratch.parent.parent / "chosen" / f"{name}.json")
+    chosen = chosen_for(config, seed, scratch.parent.parent / "chosen")
     tuned = time.perf_counter()
     task = _same_task(config, seed)
     market = replace(
