@@ -246,13 +246,14 @@ def cells(scale: Scale) -> list[Cell]:
         listed += first_look_cells(scale, market)
     for market in _FIRST_LOOK_CURVES:
         for trust in TRUSTS:
-            listed += _cells(curve_configs(market, trust), _seeds(scale, 10))
+            listed += _cells(curve_configs(market, trust), _seeds(scale, 5))
     # A few seeds of everything first, so that a study that is stopped has the whole picture in small.
     for seeds in (3, 10):
-        for market in (MNIST, FASHION, MNIST_100, CIFAR, PUPILS, TEXTS):
+        for market in (MNIST, FASHION, MNIST_100, CIFAR, PUPILS):
             listed += headline_cells(scale, market, seeds)
-    for market in (PUPILS, TEXTS):
-        listed += _cells([market.pooled()], _seeds(scale, 10), POOLED)
+    listed += _cells([PUPILS.pooled()], _seeds(scale, 10), POOLED)
+    # A choice takes a minute here, and every seed makes its own.
+    listed += headline_cells(scale, TEXTS, 5) + _cells([TEXTS.pooled()], _seeds(scale, 5), POOLED)
     for market in (STRIKES, PUPILS):
         for wallet in WALLETS:
             listed += _cells(baseline_configs(market, wallet).values(), _seeds(scale, 5))
