@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def render(results: Results) -> ResultPage:
         prose("money-set-up"),
         Figure("money", caption(found, curves[0]), lambda: draw_curve(found, curves[0])),
         Text("## Within a lifetime ε"),
-        prose("money-capped"),
+        prose("money-capped", one_test_set="" if found.quick else one_test_set(found)),
         capped_table(found, markets),
         *([] if found.quick else [first_look_text(found)]),
         epsilon_table(found, markets),
@@ -99,6 +99,7 @@ def render(results: Results) -> ResultPage:
             prose("money-sceptic"),
             sceptic_table(found),
             Text("## How many records the buyer has"),
+            prose("money-public"),
             public_table(found),
             Text("## How many sellers there are"),
             prose("money-crowd"),
@@ -197,6 +198,30 @@ def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
     )
     return Table(
         "money-capped", "Aggregate trust, two thirds of the sellers honest; means over seeds", columns, rows
+    )
+
+
+_TEST_PICTURES = 10_000
+
+
+def one_test_set(found: Found) -> str:
+    """What intervals over seeds leave out for pictures: that all seeds share one test set.
+
+    The difference of two accuracies d on n records varies least if it has one sign on all records where the two
+    differ; its standard error is then √((|d| − d²)/n).
+    """
+    means = [
+        abs(float(np.mean(list(gains.values()))))
+        for market in study.PICTURES
+        for wallet in study.WALLETS
+        if (gains := _gains(found.runs(market.capped(wallet))))
+    ]
+    if not means:
+        return ""
+    half = [196.0 * ((d - d**2) / _TEST_PICTURES) ** 0.5 for d in means]
+    return (
+        f" All seeds of a set of pictures share its {_TEST_PICTURES:,} test pictures: another test set would move "
+        f"these gains by {min(half):.2f} to {max(half):.2f} points or more (95 %), which the intervals do not contain."
     )
 
 
@@ -300,20 +325,33 @@ def curve_table(found: Found, market: Market) -> Table:
     return Table(f"money-curve-{task}", f"{market.name}: gain by money", columns, rows)
 
 
-def _shares(found: Found, market: Market, trust: str, field: str = "spent") -> list[tuple[float, float]]:
-    """(mean money, mean gain over mean distance) of a curve's points."""
-    distance = found.distance(market)
-    shares = []
-    for _, runs in curve_points(found, market, trust):
-        both = distance.keys() & _gains(runs).keys()
-        if both:
-            gained = float(np.mean([runs[seed]["gain"] for seed in both]))
-            paid = float(np.mean([runs[seed][field] for seed in both]))
-            shares.append((paid, gained / float(np.mean([distance[seed] for seed in both]))))
-    return shares
+class _Shares:
+    """The shares of the distance that a curve's points reach, from runs looked up once."""
+
+    def __init__(self, found: Found, market: Market, trust: str, field: str = "spent") -> None:
+        self.distance = found.distance(market)
+        self.points = [
+            {seed: (runs[seed][field], gain) for seed, gain in _gains(runs).items() if seed in self.distance}
+            for _, runs in curve_points(found, market, trust)
+        ]
+
+    def means(self, seeds: Sequence[int] | None = None) -> list[tuple[float, float]]:
+        """(mean money, mean gain over mean distance) of each point.
+
+        Args:
+            seeds: over which means are taken, some perhaps more than once; all that there are unless given.
+        """
+        found = []
+        for point in self.points:
+            over = [seed for seed in (sorted(point) if seeds is None else seeds) if seed in point]
+            if over:
+                paid, gained = np.mean([point[seed] for seed in over], axis=0)
+                found.append((float(paid), float(gained / np.mean([self.distance[seed] for seed in over]))))
+        return found
 
 
 _READINGS = {"first": money_that_buys, "from there on": money_that_keeps}
+_RESAMPLES = 400
 
 
 def money_for(
@@ -325,7 +363,7 @@ def money_for(
         reading: "first" (the curve reaches the share) or "from there on" (it does not fall below it again).
         field: "spent", or "spent_if_worst_case".
     """
-    shares = _shares(found, market, trust, field)
+    shares = _Shares(found, market, trust, field).means()
     if not shares:
         return NOT_COMPUTED
     money = _READINGS[reading](share, shares)
@@ -336,17 +374,41 @@ def money_for(
 
 
 def ratio_for(found: Found, market: Market, share: float, reading: str = "first") -> str:
-    """Money under aggregate trust over money under local trust, for a share of the distance."""
-    shares = {trust: _shares(found, market, trust) for trust in study.TRUSTS}
+    """Money under local trust over money under aggregate trust, for a share of the distance, with its interval.
+
+    The interval resamples seeds, the same for all points of both curves. Where a resampled curve never reaches the
+    share, its money counts as infinite.
+    """
+    curves = {trust: _Shares(found, market, trust) for trust in study.TRUSTS}
+    shares = {trust: curve.means() for trust, curve in curves.items()}
     if not all(shares.values()):
         return NOT_COMPUTED
     aggregate, local = (_READINGS[reading](share, shares[trust]) for trust in ("aggregate", "local"))
     if aggregate is None or local is None:
-        return "ratio not known"
+        return "not known"
     if local == min(shares["local"])[0]:
-        return "ratio not known: the least sum under local trust reaches it"
-    at_most = "at most " if aggregate == min(shares["aggregate"])[0] else ""
-    return f"{at_most}1/{local / aggregate:.1f}" if local >= aggregate else f"{aggregate / local:.1f} times as much"
+        return "not known: the least sum under local trust reaches it"
+    at_least = "at least " if aggregate == min(shares["aggregate"])[0] else ""
+    low, high = _resampled_ratio(curves, share, reading)
+    return f"{at_least}{local / aggregate:.1f} [{low:.1f}, {high:.1f}]".replace("inf", "∞")
+
+
+def _resampled_ratio(curves: Mapping[str, _Shares], share: float, reading: str) -> tuple[float, float]:
+    """The middle 95 % of the ratio of `ratio_for` over draws of its seeds, with replacement."""
+    seeds = sorted(curves["local"].distance)
+    rng = np.random.default_rng(len(seeds))
+    ratios = []
+    for _ in range(_RESAMPLES):
+        drawn = rng.choice(seeds, len(seeds)).tolist()
+        aggregate, local = (
+            _READINGS[reading](share, curves[trust].means(drawn)) for trust in ("aggregate", "local")
+        )
+        if aggregate is None:
+            ratios.append(0.0)
+        else:
+            ratios.append(np.inf if local is None else local / aggregate)
+    low, high = np.sort(ratios)[[int(0.025 * _RESAMPLES), int(0.975 * _RESAMPLES)]]
+    return float(low), float(high)
 
 
 def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
@@ -365,7 +427,8 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
         "reaches it, and from where on it stays there; between points on a logarithmic scale, and an upper limit "
         "where the least sum that was tried reaches it already",
         (
-            *("market", "share of the distance", "reached", "aggregate", "local", "aggregate over local"),
+            *("market", "share of the distance", "reached", "aggregate", "local"),
+            "local over aggregate [95 %, seeds resampled]",
             "aggregate, if sellers price the worst case",
         ),
         rows,
@@ -437,7 +500,7 @@ def worst_case_table(found: Found, markets: tuple[Market, ...]) -> Table:
 def baseline_table(found: Found) -> Table:
     """Central, distributed and local noise at one lifetime ε."""
     rows = []
-    for market in (*study.TABLES, study.CIFAR):
+    for market in (study.STRIKES, study.PUPILS, *study.FIRST_LOOKS, study.CIFAR):
         for wallet in study.WALLETS:
             configs = study.baseline_configs(market, wallet)
             runs = {name: found.runs(config) for name, config in configs.items()}
