@@ -221,7 +221,8 @@ def one_test_set(found: Found) -> str:
     half = [196.0 * ((d - d**2) / _TEST_PICTURES) ** 0.5 for d in means]
     return (
         f" All seeds of a set of pictures share its {_TEST_PICTURES:,} test pictures: another test set would move "
-        f"these gains by {min(half):.2f} to {max(half):.2f} points or more (95 %), which the intervals do not contain."
+        f"these gains by {min(half):.2f} to {max(half):.2f} points or more (95 %), which the intervals do not "
+        "contain."
     )
 
 
