@@ -122,9 +122,9 @@ def federate(
             (noise on weights, as the paper prints it).
         model, features: of a built-in data set: mlp, cnn or logistic, and `pm.tasks.feature_names()`.
         steps, sampling_rate, clip_norm, local_rate: the clients' local training.
-        server_rate, final_rate, momentum, averaging: the server's steps.
-                    arithmetic: "exact" noise on a grid, or "float", which is not private in floating point. What is
-            None of these settings of the training is chosen on public records, or is what is recommended.
+        server_rate, final_rate, momentum, averaging: the server's steps. Settings of the training that are None are
+            chosen on public records, or are those that are recommended.
+        arithmetic: "exact" noise on a grid, or "float", which is not private in floating point.
         statistics: whether inputs are whitened: not at all ("none"), by moments that are known for "free" (of
             public records, or as the schema suggests), or by "moments" that the first round sells. Public records
             choose between the first two unless given.
