@@ -560,7 +560,7 @@ def plan(
     >>> import privmarket as pm
     >>> plan = pm.plan("breast-cancer", total=5, rounds=[5], effort="quick", trust="aggregate")
     >>> plan
-    Plan('breast-cancer', 10 clients, aggregate trust, AUC of own records 0.994, best of 1 total 0.988 for 5)
+    Plan('breast-cancer', 10 clients, aggregate trust, AUC of own records 0.994, best of 1 total 0.995 for 5)
     >>> plan.worth_buying
     False
 
