@@ -198,7 +198,9 @@ def test_first_looks_are_told_by_their_runs():
     text = page.first_look_text(found).markdown
     for wallet in study.WALLETS:
         assert page.gain_text(found.runs(market.capped(wallet))) in text
-    assert text.count(NOT_COMPUTED) == 6, "shares of benefits, gains and shares of insurance"
+    assert text.count(NOT_COMPUTED) == 10, (
+        "shares of benefits, gains and shares of insurance, and all gains as fixed"
+    )
     listed = [cell for cell in study.cells(Scale()) if cell.config.get("task") in ("benefits", "insured")]
     fixed = {cell.slot for cell in listed if cell.kind == study.KIND and "choose" not in cell.config}
     assert len(fixed) == 40, "two tables, two lifetime ε, ten seeds, as they were fixed before any score"

@@ -236,6 +236,9 @@ def first_look_text(found: Found) -> Block:
                 "name": market.name,
                 "public": market.where["public"],
                 "gains": " and ".join(gain_text(found.runs(market.capped(wallet))) for wallet in study.WALLETS),
+                "fixed": " and ".join(
+                    gain_text(found.runs(study.as_fixed(market.capped(wallet)))) for wallet in study.WALLETS
+                ),
                 "shares": " and ".join(share_at(found, market, wallet) for wallet in study.WALLETS),
             }
             for name, market in markets.items()
