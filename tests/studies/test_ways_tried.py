@@ -63,3 +63,37 @@ def test_another_figure_gives_another_page(tmp_path):
     kept["mnist usual 0"]["bought"] = 0.5
     (tmp_path / study.NAME).write_text(json.dumps(kept), encoding="utf-8")
     assert study.render(tmp_path) != study.render()
+
+
+def test_made_up_features_are_for_colour_pictures():
+    ways = study.WAYS.values()
+    assert all(study.is_tried("cifar10", way) for way in ways)
+    assert {way.features for way in ways if study.is_tried("mnist", way)} == {"", "scattering"}
+
+
+def test_an_own_model_is_that_of_the_inputs_as_they_are():
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(3)
+    inputs = rng.standard_normal((30, 90))
+    labels = np.arange(30) % 3
+    part = inputs, np.eye(3)[labels]
+    weights, bias = study.own_model(study.Pictures(part, part, part), 0)
+    fits = [
+        LogisticRegression(C=1 / (penalty * 30), max_iter=500).fit(inputs, labels) for penalty in study._PENALTIES
+    ]
+    assert min(np.abs(fit.coef_.T - weights).max() + np.abs(fit.intercept_ - bias).max() for fit in fits) < 1e-3
+
+
+def test_a_length_that_is_new_is_added_to_what_was_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "WAYS", {"usual": study.WAYS["usual"]})
+    monkeypatch.setattr(study, "divided", lambda *_: made_up())
+    monkeypatch.setattr(study, "LENGTHS", (0.5, 4.0))
+    study.measure(tmp_path, seeds=(0,), sets=("cifar10",))
+    before = study.read(tmp_path)["cifar10 usual 0"]
+    monkeypatch.setattr(study, "LENGTHS", (0.5, 1.0, 4.0))
+    study.measure(tmp_path, seeds=(0,), sets=("cifar10",))
+    after = study.read(tmp_path)["cifar10 usual 0"]
+    assert list(after["tried"]) == ["0.5", "1", "4"]
+    assert {length: after["tried"][length] for length in before["tried"]} == before["tried"]
+    assert after["bought"] == max(after["tried"].values())
