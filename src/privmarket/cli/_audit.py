@@ -314,6 +314,11 @@ def _table(report: AuditReport) -> Table:
             f"{report.certified.mean_share:.3%} / {report.certified.maximum_share:.3%}",
         )
         table.add_row("  largest gain found, by attacks or on the way", f"{report.certified.found:.3g}")
+        if report.certified.not_closed > 0:
+            table.add_row(
+                "  does not close: no more than the whole budget is all that is known",
+                f"{report.certified.not_closed:.1%} of clients",
+            )
     if report.collusion is not None:
         table.add_row(
             f"gain of coalitions of {report.collusion.size}: mean / maximum / mean as a share of their pay",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError
@@ -23,11 +24,15 @@ class CertifiedRegret:
         lower: a gain that some report reaches.
         upper: no report of those that `reports` names gains more.
         reports: which reports the bound is about, in words.
+        closed: whether the bound says more than that nobody is paid more than the whole budget.
+        valuation_only: the bound is about misreports of v; otherwise of v and ε together.
     """
 
     lower: Array
     upper: Array
     reports: str
+    closed: NDArray[np.bool_]
+    valuation_only: bool = False
 
     @property
     def ratio(self) -> float:
@@ -92,7 +97,10 @@ def _by_pieces(rule: Mechanism, bids: Bids, budget: float) -> CertifiedRegret:
         utility = outcome.payment[:, client] - bids.valuation[client] * outcome.epsilon[:, client]
         gain[client] = max(float(utility.max() - truth[client]), 0.0)
     return CertifiedRegret(
-        gain, gain + TOLERANCE * budget, "any valuation and any offer up to the own, piece by piece"
+        gain,
+        gain + TOLERANCE * budget,
+        "any valuation and any offer up to the own, piece by piece",
+        np.ones(bids.clients, dtype=bool),
     )
 
 

@@ -72,4 +72,52 @@ def test_the_audit_shows_the_bound_beside_what_was_found():
     report = pm.audit("mean-field-menu", clients=6, budget=3.0, profiles=2, attack="quick", certify=True)
     assert report.certified.maximum <= 1e-6
     assert report.to_dict()["certified"]["found"] == 0.0
+    assert report.certified.not_closed == 0
     assert pm.audit("mean-field-menu", clients=6, budget=3.0, profiles=1, attack="quick").certified is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_boxes_in_which_figures_overflow_are_not_left_out():
+    """A box of this width makes scores that are no numbers; the client gains most within it."""
+    rule = pm.mechanism("dm-regretnet")
+    bids = pm.Bids([0.679181533021365], [4.363433661404766])
+    budget = 2.050250048989229
+    centre = torch.linspace(0.2, 60.0, 120, dtype=torch.float64)
+    dense = np.linspace(-1.0, 1.0, 21)
+    for radius in (0.01, 0.05, 0.2, 1.0):
+        _, bound = rule.own_utility(bids, budget, 0, centre, torch.full_like(centre, radius))
+        reports = np.maximum(centre.numpy()[:, None] + radius * dense, 0.0)
+        outcome = rule.run(pm.Bids(reports.reshape(-1, 1), np.full((reports.size, 1), bids.epsilon[0])), budget)
+        utility = (outcome.payment - bids.valuation * outcome.epsilon).reshape(reports.shape)
+        assert (utility.max(axis=1) <= bound + 1e-9 * budget).all()
+    assert certified_regret(rule, bids, budget).upper[0] > 1.5
+
+
+@pytest.mark.parametrize("name", ["regretnet", "mfg-regretnet", "dm-regretnet"])
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 5])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_no_report_beats_the_bound_in_markets_smaller_than_any_trained_on(name, clients):
+    rule = pm.mechanism(name)
+    bids = UNIFORM.sample(np.random.default_rng(clients), clients)
+    budget = 0.5 * clients
+    found = certified_regret(rule, bids, budget)
+    truth = rule.run(bids, budget).utility(bids)
+    top = float(bids.valuation.max())
+    reports = np.concatenate([np.linspace(0.0, 2 * top, 2_000), np.geomspace(2 * top, 100 * top, 500)])
+    for client in range(clients):
+        valuation = np.tile(bids.valuation, (reports.size, 1))
+        valuation[:, client] = reports
+        outcome = rule.run(pm.Bids(valuation, np.tile(bids.epsilon, (reports.size, 1))), budget)
+        utility = outcome.payment[:, client] - bids.valuation[client] * outcome.epsilon[:, client]
+        assert utility.max() - truth[client] <= found.upper[client]
+    # Nobody is paid more than the budget, and where nothing better is known the bound says so.
+    assert (found.upper <= budget - truth + 1e-8 * budget).all()
+    assert (found.closed | (found.upper >= budget - truth)).all()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_bound_that_does_not_close_is_marked():
+    bids = pm.Bids([0.679181533021365], [4.363433661404766])
+    found = certified_regret(pm.mechanism("regretnet"), bids, 2.050250048989229)
+    assert not found.closed.any()
+    assert found.upper[0] < 2.05
