@@ -48,6 +48,7 @@ from privmarket.market._precision import Worth
 optimize = late("scipy.optimize")
 
 _QUANTILES = 1 << 16
+_HULL_POINTS = 1 << 13
 _SAMPLE_CLIENTS = 200_000
 # Into so many levels of ε a distribution is cut whose valuations depend on it.
 _EPSILON_LEVELS = 256
@@ -82,21 +83,24 @@ class SupplyCurve:
         ceiling = np.where(k + 1 < self.price.size, self.price[np.minimum(k + 1, self.price.size - 1)], np.inf)
         return np.asarray(np.where(k < 0, self.price[0], np.minimum(budget / last, ceiling)))
 
-    def hull(self) -> tuple[Array, Array]:
+    def hull(self, step: int = 1) -> tuple[Array, Array]:
         """(spend, quantity) of the best mixtures of posted prices: the concave hull from the origin on.
 
         Its slope is one over the ironed virtual cost.
+
+        Args:
+            step: only every so many-th point is looked at; for smooth curves.
         """
-        step = max(1, self.price.size // 8192)
         pick = np.unique(np.append(np.arange(0, self.price.size, step), self.price.size - 1))
-        spend = self.spend[pick]
-        quantity = self.quantity[pick]
-        return _concave_hull(np.append(0.0, spend), np.append(0.0, quantity))
+        return _concave_hull(self.spend[pick], self.quantity[pick])
 
 
 def supply_curve(distribution: Distribution | Bids) -> SupplyCurve:
     """The supply of a known distribution, or of a sample of bids."""
-    if isinstance(distribution, IndependentDistribution):
+    if isinstance(distribution, IndependentDistribution) and distribution.past is not None:
+        price = np.sort(distribution.past.valuation)
+        weight = np.full(price.size, distribution.past.epsilon.mean() / price.size)
+    elif isinstance(distribution, IndependentDistribution):
         u = np.append(np.arange(1, _QUANTILES) / _QUANTILES, 1 - 1e-12)
         price = distribution.valuation(u)
         weight = np.diff(u, prepend=0.0) * _mean_epsilon(distribution)
@@ -226,7 +230,7 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
             np.clip(stationary * (mu + nu), 0.0, 1.0),
         ]
     )
-    g = np.minimum(1.0, np.cbrt(a**2 / reach**2))
+    g = np.minimum(1.0, np.cbrt(a / reach) ** 2)
     variance = noise * np.divide(a, epsilon * g, out=np.zeros_like(a), where=g > 0) ** 2
     value = variance + records * (nu * np.abs(a - 1) - mu * (a - 1)) + lam * unit_cost * epsilon * g
     pick = np.argmin(value, axis=0)[None]
@@ -296,7 +300,7 @@ def _conditional_population(distribution: Distribution | Bids) -> _Population:
         order = members[np.argsort(rows.valuation[members], kind="stable")]
         price = rows.valuation[order]
         quantity = np.cumsum(rows.epsilon[order]) / rows.clients
-        spend, bought = _concave_hull(np.append(0.0, price * quantity), np.append(0.0, quantity))
+        spend, bought = _concave_hull(price * quantity, quantity)
         slope = np.diff(spend) / np.diff(bought)
         piece = np.clip(np.searchsorted(bought, quantity * (1 - 1e-12), side="left") - 1, 0, slope.size - 1)
         cost[order] = slope[piece]
@@ -390,7 +394,8 @@ def _rows(distribution: Distribution | Bids) -> Bids:
 
 @lru_cache(maxsize=32)
 def _supply_hull(distribution: Distribution | Bids) -> tuple[Array, Array]:
-    return supply_curve(distribution).hull()
+    smooth = isinstance(distribution, IndependentDistribution) and distribution.past is None
+    return supply_curve(distribution).hull(_QUANTILES // _HULL_POINTS if smooth else 1)
 
 
 def _mean_epsilon(distribution: IndependentDistribution) -> float:
@@ -398,20 +403,18 @@ def _mean_epsilon(distribution: IndependentDistribution) -> float:
 
 
 def _concave_hull(x: Array, y: Array) -> tuple[Array, Array]:
-    """Upper hull of points with ascending x, from the first to the highest point."""
-    kept: list[int] = []
-    for i in range(x.size):
-        while kept and x[kept[-1]] == x[i] and y[kept[-1]] <= y[i]:
-            kept.pop()
-        while len(kept) >= 2:
-            a = kept[-2]
-            b = kept[-1]
-            if (y[b] - y[a]) * (x[i] - x[a]) <= (y[i] - y[a]) * (x[b] - x[a]):
-                kept.pop()
-            else:
+    """Upper hull of the origin and points with ascending x and y. What is had for x = 0 is its first segment."""
+    hull = [(0.0, 0.0)]
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(hull) >= 2:
+            a = hull[-2]
+            b = hull[-1]
+            if (b[1] - a[1]) * (point[0] - a[0]) > (point[1] - a[1]) * (b[0] - a[0]):
                 break
-        kept.append(i)
-    return x[kept], y[kept]
+            hull.pop()
+        hull.append(point)
+    found = np.array(hull)
+    return found[:, 0], found[:, 1]
 
 
 _CHORDS = 32
@@ -609,10 +612,11 @@ def least_typical_error(
     )
     if menu.paid(equal) <= money:
         return found(equal)
-    # The cost at which nobody sells any more: from the cheapest few to so high that all sell nearly the same.
-    cheapest = max(float(types.cost.min()), 1e-9)
+    # The cost at which nobody sells any more: from the cheapest few, or those alone that cost nothing, to so high that
+    # all sell nearly the same.
     dearest = max(float(types.cost.max()), 1e-9)
-    low = float(np.log(1.02 * cheapest))
+    cheapest = float(types.cost.min(where=types.cost > 1e-9, initial=dearest))
+    low = float(np.log((1.02 if types.cost.min() > 1e-9 else 0.98) * cheapest))
     high = float(np.log(300.0 * dearest))
     best = _lowest(lambda x: error(menu.affordable(float(np.exp(x)), money)), low, high)
     return found(menu.affordable(float(np.exp(best)), money))
@@ -771,8 +775,6 @@ def selling_prices(distribution: Distribution | Bids) -> tuple[Array, Array]:
     (ironed) virtual cost is at most z. Where that jumps over prices that suit nobody, the line is steep instead.
     """
     spend, quantity = _supply_hull(distribution)
-    if spend.size == 1:  # nobody is expected to ask anything
-        return np.zeros(1), np.full(1, np.nextafter(0.0, 1.0))
     slope = np.diff(spend) / np.diff(quantity)
     # A client that asks exactly a price does not sell, and past bids are likely to be asked again.
     price = np.nextafter(spend[1:] / quantity[1:], np.inf)
