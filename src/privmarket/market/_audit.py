@@ -142,7 +142,8 @@ class AuditReport:
         budget_violations: share of markets that spend more than the budget.
         offer_violations: share of (client, market) pairs that sell more than they offered.
         collusion: gains from joint misreports of coalitions; None where none were attacked.
-        fluid_ratio: objective over the fluid bound (for an error: bound over objective); see `bounds`.
+        fluid_ratio: objective over the fluid bound (for an error: bound over objective), which is for truthful
+            rules that see v, ε and records; see `bounds`.
         one_price_bound: what one list of prices for everybody buys; below the fluid bound where v depends on ε.
         prior_free_reference: 1 − 1/e of the first best, for total ε; None for other aims.
         optimum: the most that a truthful rule buys on a grid of types; None unless it was asked for.

@@ -2,7 +2,8 @@
 
 All are limits for many clients.
 
-- `fluid_bound` holds for every rule that is truthful in v, individually rational and within budget in expectation.
+- `fluid_bound` holds for every rule that is truthful in v, individually rational and within budget in expectation,
+  and that sees nothing of a client but v, ε and records; not for one that prices by reported accuracy.
   Such a rule may let prices depend on the offered ε and on the number of records, which it sees. So it buys at
   virtual costs φ(v) = v + F(v)/f(v), ironed, with F the distribution of v *given ε and records*. Where v is
   independent of them that is one list of prices for all.
@@ -50,8 +51,9 @@ optimize = late("scipy.optimize")
 _QUANTILES = 1 << 16
 _HULL_POINTS = 1 << 13
 _SAMPLE_CLIENTS = 200_000
-# Into so many levels of ε a distribution is cut whose valuations depend on it.
-_EPSILON_LEVELS = 256
+# Into so many cells of ε and records a distribution is cut whose valuations depend on them. Each has several hundred
+# rows: with few of them the best prices fit the sample better than the distribution.
+_CELLS = 256
 # Clients are grouped by records at these shares: the few with very many of them count most.
 _SIZE_GROUPS = (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999)
 
@@ -117,6 +119,7 @@ def fluid_bound(
 ) -> float:
     """The most that a rule truthful in v buys from `clients` clients with a total budget, in the fluid limit.
 
+    The rule may look at ε and records, too, and at nothing else: see the top of this module.
     For an error: the least error instead. Bids stand for the distribution that draws their rows.
     """
     if _is_independent(distribution):
@@ -324,8 +327,8 @@ def _is_independent(distribution: Distribution | Bids) -> bool:
 def _rows_by_level(distribution: Distribution | Bids) -> Bids:
     """(rows,) a sample that stands for the distribution; where possible, one with few different ε."""
     if isinstance(distribution, DerivedDistribution):
-        middle = (np.arange(_EPSILON_LEVELS) + 0.5) / _EPSILON_LEVELS
-        levels = np.repeat(distribution.epsilon(middle), _SAMPLE_CLIENTS // _EPSILON_LEVELS)
+        middle = (np.arange(_CELLS) + 0.5) / _CELLS
+        levels = np.repeat(distribution.epsilon(middle), _SAMPLE_CLIENTS // _CELLS)
         return distribution.clients_with(np.random.default_rng(0), levels)
     return _rows(distribution)
 
@@ -334,20 +337,24 @@ def _groups(distribution: Distribution | Bids, rows: Bids) -> list[NDArray[np.in
     """Indices of the rows, by equal ε and records.
 
     A file of past bids is grouped exactly, for it is the whole distribution. So is the sample of another one where
-    it shows few different values; otherwise it is cut into many narrow levels of ε, and the bound is an estimate.
+    it shows few different values; otherwise it is cut into levels of equally many rows, and the bound is an
+    estimate that does not see what differs within a level.
     """
     keys = [rows.epsilon]
     if rows.data_size is not None and not (
         isinstance(distribution, DerivedDistribution) and distribution.function.size_weight == 0
     ):
         keys.append(rows.data_size)
-    exact = isinstance(distribution, Bids | EmpiricalDistribution | DerivedDistribution)
-    columns = []
-    for key in keys:
-        values, place = np.unique(key, return_inverse=True)
-        if not exact and values.size > _EPSILON_LEVELS:
-            ranks = np.argsort(np.argsort(key, kind="stable"), kind="stable")
-            place = ranks * _EPSILON_LEVELS // key.size
+    exact = isinstance(distribution, Bids | EmpiricalDistribution)
+    found = [np.unique(key, return_inverse=True)[1] for key in keys]
+    columns: list[NDArray[np.intp]] = []
+    cells = _CELLS
+    for place in sorted(found, key=lambda place: int(place.max())):
+        levels = min(int(place.max()) + 1, int(cells ** (1 / (len(keys) - len(columns))) + 1e-9))
+        if not exact and levels <= place.max():
+            ranks = np.argsort(np.argsort(place, kind="stable"), kind="stable")
+            place = ranks * levels // place.size
+        cells //= max(levels, 1)
         columns.append(place)
     _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
     order = np.argsort(group.ravel(), kind="stable")
@@ -612,8 +619,8 @@ def least_typical_error(
     )
     if menu.paid(equal) <= money:
         return found(equal)
-    # The cost at which nobody sells any more: from the cheapest few, or those alone that cost nothing, to so high that
-    # all sell nearly the same.
+    # The cost at which nobody sells any more: from the cheapest few, or those alone that cost nothing, to so high
+    # that all sell nearly the same.
     dearest = max(float(types.cost.max()), 1e-9)
     cheapest = float(types.cost.min(where=types.cost > 1e-9, initial=dearest))
     low = float(np.log((1.02 if types.cost.min() > 1e-9 else 0.98) * cheapest))

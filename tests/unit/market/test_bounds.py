@@ -678,7 +678,7 @@ FREE_OR_ONE = EmpiricalDistribution("free or one", pm.Bids([0.0] * 5 + [1.0] * 5
 
 @pytest.mark.parametrize("bound", [fluid_bound, one_price_bound])
 def test_free_clients_are_had_for_nothing(bound):
-    """Half ask nothing, half ask 1; the second half costs 2 a unit, for the first is then paid, too: 0.025 of it."""
+    """Half ask nothing, half ask 1; the second half costs 2 a unit, for it pays the first, too: 0.025 of it."""
     sold = 0.5 + 0.05 / 2
     assert bound(FREE_OR_ONE, 100, 5.0) == pytest.approx(100 * sold)
     for name, least in (
