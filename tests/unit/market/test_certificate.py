@@ -8,6 +8,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import LEVELS
 from privmarket.market._certificate import certified_regret
 from privmarket.market._distributions import scenario
+from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from tests.laws.broken import OwnRation
 
 UNIFORM = scenario("uniform")
@@ -42,7 +43,64 @@ def test_rules_without_a_certificate_and_batches_are_refused():
         certified_regret(pm.mechanism("ration"), UNIFORM.sample(np.random.default_rng(0), 4, (2,)), 1.0)
 
 
+class _Bonus(MeanFieldMenu):
+    """Pays a whole unit more to who reports about 0.5, which no menu's pieces show."""
+
+    name = "bonus"
+
+    def clear(self, bids, budget):
+        outcome = super().clear(bids, budget)
+        hit = (np.abs(bids.valuation - 0.5) < 1e-4) & (outcome.epsilon > 0)
+        return pm.Outcome(outcome.epsilon, outcome.payment + hit)
+
+
+class _OtherPieces(_Bonus):
+    def own_pieces(self, bids, budget):
+        return np.full((bids.clients, 2), [0.49995, 0.50005]), np.empty((bids.clients, 0))
+
+
+def test_a_rule_that_clears_in_another_way_inherits_no_certificate():
+    bids = pm.Bids([0.1, 0.2, 0.3, 0.9], [1.0, 1.0, 1.0, 1.0])
+    with pytest.raises(ConfigurationError, match="no upper bound"):
+        certified_regret(_Bonus(), bids, 10.0)
+    assert certified_regret(_OtherPieces(), bids, 10.0).lower[0] > 0.9
+
+
 torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("aim", ["total-epsilon", "aggregation-error", "aggregate-error"])
+def test_the_pieces_of_a_learned_menu_are_those_of_its_curve(aim):
+    rule = pm.mechanism("mfg-menunet", objective=aim)
+    bids = UNIFORM.sample(np.random.default_rng(2), 8)
+    curve = rule.curve_for(8, 0.5)
+    prices, _ = rule.own_pieces(bids, 4.0)
+    assert prices.shape[1] >= curve.price.size
+    # Every step of what a client sells lies at one of the prices.
+    asked = np.linspace(0.0, 1.5, 3_000)
+    valuation = np.tile(bids.valuation, (asked.size, 1))
+    valuation[:, 0] = asked
+    outcome = rule.run(pm.Bids(valuation, np.tile(bids.epsilon, (asked.size, 1))), 4.0)
+    jumps = np.flatnonzero(np.abs(np.diff(outcome.epsilon[:, 0])) > 1e-9)
+    assert jumps.size > 0
+    for jump in jumps:
+        assert ((prices[0] >= asked[jump] - 1e-9) & (prices[0] <= asked[jump + 1] + 1e-9)).any()
+    assert certified_regret(rule, bids, 4.0).upper.max() <= 1e-6
+
+
+def test_a_learned_menu_with_floors_has_no_certificate():
+    rule = pm.mechanism("mfg-menunet", service_share=0.3, service_valuation=0.5)
+    with pytest.raises(ConfigurationError, match="with floors"):
+        certified_regret(rule, UNIFORM.sample(np.random.default_rng(2), 8), 4.0)
+
+
+def test_a_network_that_clears_in_another_way_inherits_no_certificate():
+    rule = pm.mechanism("regretnet")
+    kind = type(
+        "Changed", (type(rule),), {"clear": lambda self, bids, budget: super(kind, self).clear(bids, budget)}
+    )
+    with pytest.raises(ConfigurationError, match="no upper bound"):
+        certified_regret(kind(), UNIFORM.sample(np.random.default_rng(2), 8), 4.0)
 
 
 @pytest.mark.parametrize("name", ["regretnet", "mfg-regretnet", "dm-regretnet"])

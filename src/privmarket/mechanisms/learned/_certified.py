@@ -134,7 +134,9 @@ def _bounds(
     # p − v·ε with p = w·ε + markup: the difference w − v is small where it matters, so it is taken first.
     markup = trade.payment - report * trade.epsilon
     utility = (report - own) * trade.epsilon + markup
-    bound = utility.most.nan_to_num(nan=np.inf, posinf=np.inf).numpy()  # where slopes overflowed, nothing is known yet
+    bound = utility.most.nan_to_num(
+        nan=np.inf, posinf=np.inf
+    ).numpy()  # where slopes overflowed, nothing is known yet
     # Where next to nothing is sold the rule sells nothing at all, and the client gets 0.
     least = rule.least_share * float(bids.epsilon[client])
     sells = (trade.epsilon.middle >= least).numpy()

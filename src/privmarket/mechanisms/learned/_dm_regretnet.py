@@ -145,8 +145,8 @@ class LevelsNetwork(ConcatenatedNetwork):
         level whose score can be the largest, and pay is bounded from the ranges of all figures. With price p_j and
         correction e^{m_j} it is B·p_i·e^{m_i}/D, where D = Σ p_j·e^{m_j} + max(1 − Σ p_j, 0) is at least
         1 + Σ p_j·(e^{m_j} − 1) and at least Σ p_j·e^{m_j}. Who would be paid less than its reported cost
-        sells nothing. On wide boxes figures overflow; a level is left out, and a gain denied, only where the figures
-        say so, so that what is not a number ends as a bound that is none.
+        sells nothing. On wide boxes figures overflow; a level is left out, and a gain denied, only where the
+        figures say so, so that what is not a number ends as a bound that is none.
         """
         score, pay, money = self._scores(markets, valuation, epsilon)  # type: ignore[arg-type]
         assert isinstance(score, Slope)
