@@ -83,7 +83,7 @@ class Marginals:
         if self.ranked is None:
             return np.maximum(np.interp(share, self.share, self.valuation), 1e-9)
         place = np.ceil(np.asarray(share) * self.ranked.size * (1 - 1e-12)).astype(int) - 1
-        return np.maximum(np.nextafter(self.ranked[np.maximum(place, 0)], np.inf), 1e-9)
+        return np.asarray(np.maximum(np.nextafter(self.ranked[np.maximum(place, 0)], np.inf), 1e-9))
 
 
 def flat_price(distribution: Distribution, clients: int, budget: float, objective: AggregateError) -> float:
