@@ -51,8 +51,8 @@ optimize = late("scipy.optimize")
 _QUANTILES = 1 << 16
 _HULL_POINTS = 1 << 13
 _SAMPLE_CLIENTS = 200_000
-# Into so many cells of ε and records a distribution is cut whose valuations depend on them. Each has several hundred
-# rows: with few of them the best prices fit the sample better than the distribution.
+# Into so many cells of ε and records a distribution is cut whose valuations depend on them. Each has several
+# hundred rows: with few of them the best prices fit the sample better than the distribution.
 _CELLS = 256
 # Clients are grouped by records at these shares: the few with very many of them count most.
 _SIZE_GROUPS = (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999)
