@@ -314,6 +314,11 @@ def _table(report: AuditReport) -> Table:
             f"{report.certified.mean_share:.3%} / {report.certified.maximum_share:.3%}",
         )
         table.add_row("  largest gain found, by attacks or on the way", f"{report.certified.found:.3g}")
+        if report.certified.not_closed > 0:
+            table.add_row(
+                "  does not close: no more than the whole budget is all that is known",
+                f"{report.certified.not_closed:.1%} of clients",
+            )
     if report.collusion is not None:
         table.add_row(
             f"gain of coalitions of {report.collusion.size}: mean / maximum / mean as a share of their pay",
@@ -333,7 +338,9 @@ def _table(report: AuditReport) -> Table:
     table.add_row("ε per unit of money", f"{report.epsilon_per_unit_spent:.4f}")
     table.add_section()
     table.add_row(f"objective: {report.objective}", f"{report.objective_value:.6g}")
-    table.add_row("fluid bound (any truthful rule, many clients)", f"{report.fluid_bound:.6g}")
+    table.add_row(
+        "fluid bound (truthful rules that see v, ε and records; many clients)", f"{report.fluid_bound:.6g}"
+    )
     table.add_row("ratio to the fluid bound", f"{report.fluid_ratio:.4f}")
     if report.one_price_bound != report.fluid_bound:
         table.add_row("  with one list of prices for everybody", f"{report.one_price_bound:.6g}")

@@ -104,8 +104,9 @@ class CertifiedSummary:
 
     Attributes:
         mean, maximum: of the upper bounds, over clients and markets.
-        found: the largest gain that was found, by the attacks or on the way to the bounds.
+        found: the largest gain of such reports that was found, by the attacks or on the way to the bounds.
         reports: which reports the bounds are about.
+        not_closed: share of clients for whom all that is known is that nobody is paid more than the budget.
     """
 
     mean: float
@@ -114,6 +115,7 @@ class CertifiedSummary:
     maximum_share: float
     found: float
     reports: str
+    not_closed: float
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class AuditReport:
         budget_violations: share of markets that spend more than the budget.
         offer_violations: share of (client, market) pairs that sell more than they offered.
         collusion: gains from joint misreports of coalitions; None where none were attacked.
-        fluid_ratio: objective over the fluid bound (for an error: bound over objective); see `bounds`.
+        fluid_ratio: objective over the fluid bound (for an error: bound over objective), which is for truthful
+            rules that see v, ε and records; see `bounds`.
         one_price_bound: what one list of prices for everybody buys; below the fluid bound where v depends on ε.
         prior_free_reference: 1 − 1/e of the first best, for total ε; None for other aims.
         optimum: the most that a truthful rule buys on a grid of types; None unless it was asked for.
@@ -443,7 +446,7 @@ def audit(
     if isinstance(mechanism, RandomisedMechanism):
         expected = gain_in_expectation(mechanism, types[0], budget, level.joint, coins, seed)
     best = exact_optimum(distribution, clients, budget) if exact else None
-    certified = _certified(mechanism, types[:profiles], budget, paid, gains["joint"]) if certify else None
+    certified = _certified(mechanism, types[:profiles], budget, paid, gains) if certify else None
     return AuditReport(
         mechanism=mechanism.name,
         scenario=distribution.name,
@@ -540,8 +543,11 @@ def _summary(gain: Array, paid: float) -> RegretSummary:
     )
 
 
-def _certified(mechanism: Mechanism, types: Bids, budget: float, paid: float, gains: Array) -> CertifiedSummary:
+def _certified(
+    mechanism: Mechanism, types: Bids, budget: float, paid: float, gains: dict[str, Array]
+) -> CertifiedSummary:
     found = [certified_regret(mechanism, market, budget) for market in types]
+    attacked = gains["valuation" if found[0].valuation_only else "joint"]
     upper = np.stack([one.upper for one in found])
     mean = float(upper.mean())
     maximum = float(upper.max())
@@ -550,8 +556,9 @@ def _certified(mechanism: Mechanism, types: Bids, budget: float, paid: float, ga
         maximum=maximum,
         mean_share=mean / paid if paid > 0 else 0.0,
         maximum_share=maximum / paid if paid > 0 else 0.0,
-        found=max(float(gains.max()), *(float(one.lower.max()) for one in found)),
+        found=max(float(attacked.max()), *(float(one.lower.max()) for one in found)),
         reports=found[0].reports,
+        not_closed=float(np.mean([~one.closed for one in found])),
     )
 
 

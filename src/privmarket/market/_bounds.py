@@ -2,7 +2,8 @@
 
 All are limits for many clients.
 
-- `fluid_bound` holds for every rule that is truthful in v, individually rational and within budget in expectation.
+- `fluid_bound` holds for every rule that is truthful in v, individually rational and within budget in expectation,
+  and that sees nothing of a client but v, ε and records; not for one that prices by reported accuracy.
   Such a rule may let prices depend on the offered ε and on the number of records, which it sees. So it buys at
   virtual costs φ(v) = v + F(v)/f(v), ironed, with F the distribution of v *given ε and records*. Where v is
   independent of them that is one list of prices for all.
@@ -48,9 +49,11 @@ from privmarket.market._precision import Worth
 optimize = late("scipy.optimize")
 
 _QUANTILES = 1 << 16
+_HULL_POINTS = 1 << 13
 _SAMPLE_CLIENTS = 200_000
-# Into so many levels of ε a distribution is cut whose valuations depend on it.
-_EPSILON_LEVELS = 256
+# Into so many cells of ε and records a distribution is cut whose valuations depend on them. Each has several
+# hundred rows: with few of them the best prices fit the sample better than the distribution.
+_CELLS = 256
 # Clients are grouped by records at these shares: the few with very many of them count most.
 _SIZE_GROUPS = (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999)
 
@@ -82,21 +85,24 @@ class SupplyCurve:
         ceiling = np.where(k + 1 < self.price.size, self.price[np.minimum(k + 1, self.price.size - 1)], np.inf)
         return np.asarray(np.where(k < 0, self.price[0], np.minimum(budget / last, ceiling)))
 
-    def hull(self) -> tuple[Array, Array]:
+    def hull(self, step: int = 1) -> tuple[Array, Array]:
         """(spend, quantity) of the best mixtures of posted prices: the concave hull from the origin on.
 
         Its slope is one over the ironed virtual cost.
+
+        Args:
+            step: only every so many-th point is looked at; for smooth curves.
         """
-        step = max(1, self.price.size // 8192)
         pick = np.unique(np.append(np.arange(0, self.price.size, step), self.price.size - 1))
-        spend = self.spend[pick]
-        quantity = self.quantity[pick]
-        return _concave_hull(np.append(0.0, spend), np.append(0.0, quantity))
+        return _concave_hull(self.spend[pick], self.quantity[pick])
 
 
 def supply_curve(distribution: Distribution | Bids) -> SupplyCurve:
     """The supply of a known distribution, or of a sample of bids."""
-    if isinstance(distribution, IndependentDistribution):
+    if isinstance(distribution, IndependentDistribution) and distribution.past is not None:
+        price = np.sort(distribution.past.valuation)
+        weight = np.full(price.size, distribution.past.epsilon.mean() / price.size)
+    elif isinstance(distribution, IndependentDistribution):
         u = np.append(np.arange(1, _QUANTILES) / _QUANTILES, 1 - 1e-12)
         price = distribution.valuation(u)
         weight = np.diff(u, prepend=0.0) * _mean_epsilon(distribution)
@@ -113,6 +119,7 @@ def fluid_bound(
 ) -> float:
     """The most that a rule truthful in v buys from `clients` clients with a total budget, in the fluid limit.
 
+    The rule may look at ε and records, too, and at nothing else: see the top of this module.
     For an error: the least error instead. Bids stand for the distribution that draws their rows.
     """
     if _is_independent(distribution):
@@ -226,7 +233,7 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
             np.clip(stationary * (mu + nu), 0.0, 1.0),
         ]
     )
-    g = np.minimum(1.0, np.cbrt(a**2 / reach**2))
+    g = np.minimum(1.0, np.cbrt(a / reach) ** 2)
     variance = noise * np.divide(a, epsilon * g, out=np.zeros_like(a), where=g > 0) ** 2
     value = variance + records * (nu * np.abs(a - 1) - mu * (a - 1)) + lam * unit_cost * epsilon * g
     pick = np.argmin(value, axis=0)[None]
@@ -296,7 +303,7 @@ def _conditional_population(distribution: Distribution | Bids) -> _Population:
         order = members[np.argsort(rows.valuation[members], kind="stable")]
         price = rows.valuation[order]
         quantity = np.cumsum(rows.epsilon[order]) / rows.clients
-        spend, bought = _concave_hull(np.append(0.0, price * quantity), np.append(0.0, quantity))
+        spend, bought = _concave_hull(price * quantity, quantity)
         slope = np.diff(spend) / np.diff(bought)
         piece = np.clip(np.searchsorted(bought, quantity * (1 - 1e-12), side="left") - 1, 0, slope.size - 1)
         cost[order] = slope[piece]
@@ -320,8 +327,8 @@ def _is_independent(distribution: Distribution | Bids) -> bool:
 def _rows_by_level(distribution: Distribution | Bids) -> Bids:
     """(rows,) a sample that stands for the distribution; where possible, one with few different ε."""
     if isinstance(distribution, DerivedDistribution):
-        middle = (np.arange(_EPSILON_LEVELS) + 0.5) / _EPSILON_LEVELS
-        levels = np.repeat(distribution.epsilon(middle), _SAMPLE_CLIENTS // _EPSILON_LEVELS)
+        middle = (np.arange(_CELLS) + 0.5) / _CELLS
+        levels = np.repeat(distribution.epsilon(middle), _SAMPLE_CLIENTS // _CELLS)
         return distribution.clients_with(np.random.default_rng(0), levels)
     return _rows(distribution)
 
@@ -330,20 +337,24 @@ def _groups(distribution: Distribution | Bids, rows: Bids) -> list[NDArray[np.in
     """Indices of the rows, by equal ε and records.
 
     A file of past bids is grouped exactly, for it is the whole distribution. So is the sample of another one where
-    it shows few different values; otherwise it is cut into many narrow levels of ε, and the bound is an estimate.
+    it shows few different values; otherwise it is cut into levels of equally many rows, and the bound is an
+    estimate that does not see what differs within a level.
     """
     keys = [rows.epsilon]
     if rows.data_size is not None and not (
         isinstance(distribution, DerivedDistribution) and distribution.function.size_weight == 0
     ):
         keys.append(rows.data_size)
-    exact = isinstance(distribution, Bids | EmpiricalDistribution | DerivedDistribution)
-    columns = []
-    for key in keys:
-        values, place = np.unique(key, return_inverse=True)
-        if not exact and values.size > _EPSILON_LEVELS:
-            ranks = np.argsort(np.argsort(key, kind="stable"), kind="stable")
-            place = ranks * _EPSILON_LEVELS // key.size
+    exact = isinstance(distribution, Bids | EmpiricalDistribution)
+    found = [np.unique(key, return_inverse=True)[1] for key in keys]
+    columns: list[NDArray[np.intp]] = []
+    cells = _CELLS
+    for place in sorted(found, key=lambda place: int(place.max())):
+        levels = min(int(place.max()) + 1, int(cells ** (1 / (len(keys) - len(columns))) + 1e-9))
+        if not exact and levels <= place.max():
+            ranks = np.argsort(np.argsort(place, kind="stable"), kind="stable")
+            place = ranks * levels // place.size
+        cells //= max(levels, 1)
         columns.append(place)
     _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
     order = np.argsort(group.ravel(), kind="stable")
@@ -390,7 +401,8 @@ def _rows(distribution: Distribution | Bids) -> Bids:
 
 @lru_cache(maxsize=32)
 def _supply_hull(distribution: Distribution | Bids) -> tuple[Array, Array]:
-    return supply_curve(distribution).hull()
+    smooth = isinstance(distribution, IndependentDistribution) and distribution.past is None
+    return supply_curve(distribution).hull(_QUANTILES // _HULL_POINTS if smooth else 1)
 
 
 def _mean_epsilon(distribution: IndependentDistribution) -> float:
@@ -398,20 +410,18 @@ def _mean_epsilon(distribution: IndependentDistribution) -> float:
 
 
 def _concave_hull(x: Array, y: Array) -> tuple[Array, Array]:
-    """Upper hull of points with ascending x, from the first to the highest point."""
-    kept: list[int] = []
-    for i in range(x.size):
-        while kept and x[kept[-1]] == x[i] and y[kept[-1]] <= y[i]:
-            kept.pop()
-        while len(kept) >= 2:
-            a = kept[-2]
-            b = kept[-1]
-            if (y[b] - y[a]) * (x[i] - x[a]) <= (y[i] - y[a]) * (x[b] - x[a]):
-                kept.pop()
-            else:
+    """Upper hull of the origin and points with ascending x and y. What is had for x = 0 is its first segment."""
+    hull = [(0.0, 0.0)]
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(hull) >= 2:
+            a = hull[-2]
+            b = hull[-1]
+            if (b[1] - a[1]) * (point[0] - a[0]) > (point[1] - a[1]) * (b[0] - a[0]):
                 break
-        kept.append(i)
-    return x[kept], y[kept]
+            hull.pop()
+        hull.append(point)
+    found = np.array(hull)
+    return found[:, 0], found[:, 1]
 
 
 _CHORDS = 32
@@ -609,10 +619,11 @@ def least_typical_error(
     )
     if menu.paid(equal) <= money:
         return found(equal)
-    # The cost at which nobody sells any more: from the cheapest few to so high that all sell nearly the same.
-    cheapest = max(float(types.cost.min()), 1e-9)
+    # The cost at which nobody sells any more: from the cheapest few, or those alone that cost nothing, to so high
+    # that all sell nearly the same.
     dearest = max(float(types.cost.max()), 1e-9)
-    low = float(np.log(1.02 * cheapest))
+    cheapest = float(types.cost.min(where=types.cost > 1e-9, initial=dearest))
+    low = float(np.log((1.02 if types.cost.min() > 1e-9 else 0.98) * cheapest))
     high = float(np.log(300.0 * dearest))
     best = _lowest(lambda x: error(menu.affordable(float(np.exp(x)), money)), low, high)
     return found(menu.affordable(float(np.exp(best)), money))
@@ -771,8 +782,6 @@ def selling_prices(distribution: Distribution | Bids) -> tuple[Array, Array]:
     (ironed) virtual cost is at most z. Where that jumps over prices that suit nobody, the line is steep instead.
     """
     spend, quantity = _supply_hull(distribution)
-    if spend.size == 1:  # nobody is expected to ask anything
-        return np.zeros(1), np.full(1, np.nextafter(0.0, 1.0))
     slope = np.diff(spend) / np.diff(quantity)
     # A client that asks exactly a price does not sell, and past bids are likely to be asked again.
     price = np.nextafter(spend[1:] / quantity[1:], np.inf)

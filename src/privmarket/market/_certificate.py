@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError
@@ -23,11 +24,15 @@ class CertifiedRegret:
         lower: a gain that some report reaches.
         upper: no report of those that `reports` names gains more.
         reports: which reports the bound is about, in words.
+        closed: whether the bound says more than that nobody is paid more than the whole budget.
+        valuation_only: the bound is about misreports of v; otherwise of v and ε together.
     """
 
     lower: Array
     upper: Array
     reports: str
+    closed: NDArray[np.bool_]
+    valuation_only: bool = False
 
     @property
     def ratio(self) -> float:
@@ -40,7 +45,8 @@ def certified_regret(rule: Mechanism, bids: Bids, budget: float, *, closeness: f
     """Bounds from above what any misreport can gain a client of one market.
 
     Menus are constant between the prices that a client faces and linear between the kinks of its offer, so it is
-    enough to try one report of each piece. Network rules are bounded box by box: `mechanisms.learned._certified`.
+    enough to try one report of each piece, as far as `own_pieces` names all prices and kinks. Network rules are
+    bounded box by box: `mechanisms.learned._certified`.
 
     Args:
         bids: one market, (clients,).
@@ -51,16 +57,23 @@ def certified_regret(rule: Mechanism, bids: Bids, budget: float, *, closeness: f
     """
     if bids.valuation.ndim != 1:
         raise ConfigurationError(f"bids of shape {bids.shape}", "give one market, (clients,)")
-    pieces = getattr(rule, "own_pieces", None)
-    if pieces is not None:
+    if _describes(rule, "own_pieces"):
         return _by_pieces(rule, bids, budget)
-    certify = getattr(rule, "certify", None)
-    if certify is None:
-        raise ConfigurationError(
-            f"{rule.name}: no upper bound on its regret is known", "menus and learned rules have one"
-        )
-    found: CertifiedRegret = certify(bids, budget, closeness)
-    return found
+    if _describes(rule, "certify"):
+        found: CertifiedRegret = rule.certify(bids, budget, closeness)  # type: ignore[attr-defined]
+        return found
+    raise ConfigurationError(
+        f"{rule.name}: no upper bound on its regret is known",
+        "menus and learned rules have one; a class that changes `clear` must give `own_pieces` anew",
+    )
+
+
+def _describes(rule: Mechanism, method: str) -> bool:
+    """Whether the rule has that method, and not from a class above one that clears in another way."""
+    kinds = type(rule).__mro__
+    described = [place for place, kind in enumerate(kinds) if method in vars(kind)]
+    cleared = [place for place, kind in enumerate(kinds) if "clear" in vars(kind) or "run" in vars(kind)]
+    return bool(described) and described[0] <= cleared[0]
 
 
 def _by_pieces(rule: Mechanism, bids: Bids, budget: float) -> CertifiedRegret:
@@ -92,7 +105,10 @@ def _by_pieces(rule: Mechanism, bids: Bids, budget: float) -> CertifiedRegret:
         utility = outcome.payment[:, client] - bids.valuation[client] * outcome.epsilon[:, client]
         gain[client] = max(float(utility.max() - truth[client]), 0.0)
     return CertifiedRegret(
-        gain, gain + TOLERANCE * budget, "any valuation and any offer up to the own, piece by piece"
+        gain,
+        gain + TOLERANCE * budget,
+        "any valuation and any offer up to the own, piece by piece",
+        np.ones(bids.clients, dtype=bool),
     )
 
 

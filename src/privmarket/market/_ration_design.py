@@ -47,11 +47,16 @@ _PARTS = np.array([1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1])
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """What a design knows: valuations by share of clients, (points,), and typical offers, (offers,)."""
+    """What a design knows: valuations by share of clients, (points,), and typical offers, (offers,).
+
+    Attributes:
+        ranked: all valuations of past bids, ascending; None where valuations have a smooth distribution.
+    """
 
     share: Array
     valuation: Array
     epsilon: Array
+    ranked: Array | None = None
 
     @staticmethod
     def of(distribution: Distribution | Bids, points: int = 1001) -> Marginals:
@@ -59,18 +64,26 @@ class Marginals:
         share = np.linspace(0.0, _MOST, points)
         middles = (np.arange(_OFFERS) + 0.5) / _OFFERS
         if isinstance(distribution, IndependentDistribution):
-            return Marginals(share, distribution.valuation(np.maximum(share, 1e-12)), distribution.epsilon(middles))
-        if isinstance(distribution, Bids):
-            rows = distribution
-        elif isinstance(distribution, EmpiricalDistribution):
-            rows = distribution.past
+            ranked = None if distribution.past is None else np.sort(distribution.past.valuation)
+            valuation = distribution.valuation(np.maximum(share, 1e-12))
+            return Marginals(share, valuation, distribution.epsilon(middles), ranked)
+        ranked = None
+        if isinstance(distribution, Bids | EmpiricalDistribution):
+            rows = distribution if isinstance(distribution, Bids) else distribution.past
+            ranked = np.sort(rows.valuation, axis=None)
         else:
             rows = distribution.sample(np.random.default_rng(0), _SAMPLE_CLIENTS)
-        return Marginals(share, np.quantile(rows.valuation, share), np.quantile(rows.epsilon, middles))
+        return Marginals(share, np.quantile(rows.valuation, share), np.quantile(rows.epsilon, middles), ranked)
 
     def price(self, share: Array) -> Array:
-        """p(u): the price at which a share u of clients sells; above 0, same shape as `share`."""
-        return np.maximum(np.interp(share, self.share, self.valuation), 1e-9)
+        """p(u): the price at which a share u of clients sells; above 0, same shape as `share`.
+
+        Past bids are likely to be asked again, and who asks exactly a price does not sell.
+        """
+        if self.ranked is None:
+            return np.maximum(np.interp(share, self.share, self.valuation), 1e-9)
+        place = np.ceil(np.asarray(share) * self.ranked.size * (1 - 1e-12)).astype(int) - 1
+        return np.asarray(np.maximum(np.nextafter(self.ranked[np.maximum(place, 0)], np.inf), 1e-9))
 
 
 def flat_price(distribution: Distribution, clients: int, budget: float, objective: AggregateError) -> float:
@@ -166,10 +179,21 @@ def _graded(distribution: Distribution, money: float, ratio: float, delta: float
     order = np.argsort(types.cost, kind="stable")
     reached = np.cumsum(types.probability[order])
     amount = np.interp(types.cost[order], best.cost, best.amount)
+    # Who costs nothing is bought whole, however much that is.
+    amount = np.where(types.cost[order] > 0, amount, np.minimum(amount, types.epsilon.max()))
     sellers = min(float(reached[np.flatnonzero(amount > 0)[-1]]) if (amount > 0).any() else _LEAST, _MOST)
     shares = sellers * np.arange(1, _GRADES + 1) / _GRADES
-    inner = (shares[:, None] - sellers / _GRADES * (np.arange(8) + 0.5) / 8).clip(0, 1)
-    amounts = np.interp(inner, reached, amount).mean(axis=1)
+    if facts.ranked is not None:
+        # Where few different costs occur, each is a step of its own: no price lies between two of them.
+        ends = reached[:-1][np.diff(types.cost[order]) > 0]
+        ends = np.append(ends[ends < sellers], sellers)
+        shares = ends if ends.size <= _GRADES else shares
+    widths = np.diff(shares, prepend=0.0)[:, None]
+    inner = (shares[:, None] - widths * (np.arange(8) + 0.5) / 8).clip(0, 1)
+    if facts.ranked is None:
+        amounts = np.interp(inner, reached, amount).mean(axis=1)
+    else:
+        amounts = amount[np.searchsorted(reached, inner).clip(max=amount.size - 1)].mean(axis=1)
     return _as_curve(facts.price(shares), np.maximum(amounts, 1e-9))
 
 

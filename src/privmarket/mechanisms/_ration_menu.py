@@ -74,13 +74,7 @@ class RationMenu(Mechanism):
 
     def own_pieces(self, bids: Bids, budget: float) -> tuple[Array, Array]:
         """What a client faces in one market: (clients, prices), and (clients, kinks) amounts on offer to it."""
-        curve = self.ration_curve(bids.clients, budget)
-        facing = self.facing(bids, budget_column(budget, bids.shape))
-        prices = np.concatenate(
-            [np.broadcast_to(curve.price, (bids.clients, curve.steps)), facing.unit_price[:, None]], axis=1
-        )
-        amounts = [curve.amount(step, facing.ration) for step in range(curve.steps)]
-        return prices, np.stack(amounts, axis=1)
+        return face(self.ration_curve(bids.clients, budget), bids, budget, self.epsilon_max).pieces()
 
     def facing(self, bids: Bids, budget: Array) -> Facing:
         """What the clients of each market face, whatever they report themselves. budget: (..., 1)."""
@@ -106,6 +100,14 @@ class Facing:
     curve: RationCurve | StackedCurves
     ration: Array
     unit_price: Array
+
+    def pieces(self) -> tuple[Array, Array]:
+        """In one market: (clients, prices) that a client faces, and (clients, kinks) amounts on offer to it."""
+        curve = self.curve
+        assert isinstance(curve, RationCurve)
+        prices = np.broadcast_to(curve.price, (self.ration.size, curve.steps))
+        amounts = [curve.amount(step, self.ration) for step in range(curve.steps)]
+        return np.append(prices, self.unit_price[:, None], axis=1), np.stack(amounts, axis=1)
 
     def trade(self, valuation: Array, epsilon: Array) -> tuple[Array, Array]:
         """(..., clients) ε sold and pay of these reports."""

@@ -517,7 +517,8 @@ class Cell:
 
 LEGEND = (
     "worst misreport: the largest gain found for any client, over the mean payment. "
-    "of fluid: ε bought over the fluid bound, the most that a truthful rule buys among many clients."
+    "of fluid: ε bought over the fluid bound, the most that a truthful rule, which sees v, ε and records, buys "
+    "among many clients."
 )
 MARK = "*"
 """Behind the name of a rule that broke a promise of its own."""

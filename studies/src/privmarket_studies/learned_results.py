@@ -225,6 +225,7 @@ def _misreports(rows: list[MisreportRow]) -> str:
     bounded = [row for row in rows if "certified_mean" in row]
     worst = min(bounded, key=lambda row: row["found_in_valuation_mean"] / row["certified_mean"])
     share = worst["found_in_valuation_mean"] / worst["certified_mean"]
+    share = int(100 * share) / 100  # "or more" holds only if it is rounded down
     apart = max(row["certified_largest"] / row["reached_largest"] for row in bounded)
     lead = (
         "## What a single client gains\n\nEvery client of every market attacked as above, at the budgets above; "

@@ -634,3 +634,91 @@ def test_a_design_that_buys_nothing_is_worse_than_any_that_buys():
     bought = np.array([0.0, 1e-6, 1.0])[:, None, None]
     np.testing.assert_array_equal(np.argsort(_error(bought, np.full((3, 1, 1), 0.5), 1.0)), [2, 1, 0])
     assert _error(bought, np.full((3, 1, 1), 0.5), 1.0)[0] == np.inf
+
+
+def best_mixture(groups, money: float) -> float:
+    """By linear programming: the most ε per client from mixtures of posted prices, one mixture for each group.
+
+    groups: (share of clients, valuations, ε per client) of each; one group is one list of prices for all.
+    """
+    bought, spent, member = [], [], []
+    for number, (share, valuation, epsilon) in enumerate(groups):
+        for price in np.unique(valuation):
+            bought.append(share * epsilon * np.mean(valuation <= price))
+            spent.append(price * bought[-1])
+            member.append(number)
+    one_each = [[float(place == number) for place in member] for number in range(len(groups))]
+    found = linprog(-np.array(bought), A_ub=[spent, *one_each], b_ub=[money, *np.ones(len(groups))])
+    return -float(found.fun)
+
+
+def test_the_bounds_of_files_are_those_of_a_linear_programme_with_and_without_free_clients():
+    rng = np.random.default_rng(1)
+    free = 0
+    for _ in range(60):
+        clients = int(rng.integers(2, 40))
+        v = np.round(rng.gamma(1, 1, clients), int(rng.integers(0, 3)))
+        epsilon = rng.choice([0.5, 1, 2, 4], clients)
+        free += int((v == 0).any())
+        past = pm.Bids(v, epsilon)
+        money = float(rng.uniform(0.01, 1.5) * np.mean(v * epsilon) + 1e-6)
+        declared = scenario(past, independent=True)
+        one_price = best_mixture([(1.0, v, epsilon.mean())], money)
+        assert fluid_bound(declared, 100, 100 * money) / 100 == pytest.approx(one_price, rel=1e-9)
+        by_offer = [(np.mean(epsilon == e), v[epsilon == e], e) for e in np.unique(epsilon)]
+        together = EmpiricalDistribution("past", past)
+        assert fluid_bound(together, 100, 100 * money) / 100 == pytest.approx(
+            best_mixture(by_offer, money), rel=1e-9
+        )
+    assert free > 10
+
+
+FREE_OR_ONE = EmpiricalDistribution("free or one", pm.Bids([0.0] * 5 + [1.0] * 5, np.ones(10)))
+
+
+@pytest.mark.parametrize("bound", [fluid_bound, one_price_bound])
+def test_free_clients_are_had_for_nothing(bound):
+    """Half ask nothing, half ask 1; the second half costs 2 a unit, for it pays the first, too: 0.025 of it."""
+    sold = 0.5 + 0.05 / 2
+    assert bound(FREE_OR_ONE, 100, 5.0) == pytest.approx(100 * sold)
+    for name, least in (
+        ("typical-aggregate-error", 1.5 / 100**2 / sold**2),
+        ("aggregate-error", 1.5 / 100**2 / sold**2),
+        ("local-error", 1 / 100 / sold),
+        ("aggregation-error", 1 / 100 / sold),
+    ):
+        settings = {"kappa": 1.0, "heterogeneity": 0.0}
+        if name != "aggregation-error":
+            settings["delta"] = None
+        if name.endswith("aggregate-error"):
+            settings |= {"kappa": 1.5, "honest_share": 1.0}
+        goal = type(objective(name))(**settings)
+        assert bound(FREE_OR_ONE, 100, 5.0, goal) == pytest.approx(least, rel=5e-3), name
+
+
+def test_free_clients_in_a_group_or_everywhere_crash_nothing():
+    cheap = EmpiricalDistribution("cheap", pm.Bids([0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]))
+    assert fluid_bound(cheap, 10, 5.0) == pytest.approx(10.0)
+    free = EmpiricalDistribution("free", pm.Bids(np.zeros(4), np.ones(4)))
+    assert fluid_bound(free, 10, 5.0) == pytest.approx(10.0)
+    bought = pm.mechanism("precision-menu", distribution=free, heterogeneity=1.0).run(free.past, 1.0)
+    assert bought.total_epsilon == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("budget", "heterogeneity"), [(5.0, 0.0), (5.0, 1.0), (50.0, 0.05)])
+@pytest.mark.parametrize("valuation", [[0] * 5 + [1] * 5, [0, 0, 0, 0, 0.3, 0.5, 0.7, 1, 1, 2]])
+def test_a_graded_ration_designed_from_few_different_asks_is_near_the_bound(valuation, budget, heterogeneity):
+    past = EmpiricalDistribution("past", pm.Bids(valuation, np.ones(10)))
+    types = past.sample(np.random.default_rng(1), 100, (100,))
+    goal = TypicalAggregateError(heterogeneity=heterogeneity)
+    rule = pm.mechanism("graded-ration", distribution=past, heterogeneity=heterogeneity)
+    error = float(goal.value(rule.run(types, budget), types).mean())
+    assert error <= 1.3 * fluid_bound(past, 100, budget, goal)
+
+
+def test_rare_cheap_clients_of_a_file_count():
+    """One in 3,000 asks 0.001 and all money is meant for it."""
+    v = np.ones(3_000)
+    v[0] = 0.001
+    declared = scenario(pm.Bids(v, np.ones(3_000)), independent=True)
+    assert fluid_bound(declared, 1_000, 1_000 * 0.001 / 3_000) == pytest.approx(1_000 / 3_000)

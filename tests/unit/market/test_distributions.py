@@ -165,3 +165,73 @@ def test_clients_that_depend_on_each_other_are_refused():
 
     with pytest.raises(ConfigurationError, match="valuations of one market depend on each other"):
         pm.market.distribution(CommonShock())
+
+
+class Couples(pm.market.Distribution):
+    """Every second client asks what the one before leaves of 1."""
+
+    name = "couples"
+    epsilon_max = 1.0
+
+    def sample(self, rng, clients, markets=()):
+        v = rng.random((*markets, clients))
+        v[..., 1::2] = 1 - v[..., : clients // 2 * 2 : 2]
+        return pm.Bids(v, np.ones(v.shape))
+
+
+class CommonScale(Couples):
+    def sample(self, rng, clients, markets=()):
+        scale = np.where(rng.random((*markets, 1)) < 0.5, 0.1, 1.0)
+        return pm.Bids(scale * rng.uniform(0.9, 1.0, (*markets, clients)), np.ones((*markets, clients)))
+
+
+class CommonSpread(Couples):
+    """All near the middle, or all at the ends: the mean rank of a market says nothing."""
+
+    def sample(self, rng, clients, markets=()):
+        away = np.where(rng.random((*markets, 1)) < 0.5, 0.1, 1.0) * rng.uniform(-0.5, 0.5, (*markets, clients))
+        return pm.Bids(0.5 + away, np.ones(away.shape))
+
+
+class Independent(Couples):
+    def sample(self, rng, clients, markets=()):
+        return pm.Bids(rng.random((*markets, clients)), rng.choice([0.5, 1.0], (*markets, clients)))
+
+
+@pytest.mark.parametrize("kind", [Couples, CommonScale, CommonSpread])
+def test_distributions_of_ones_own_are_checked_too(kind):
+    with pytest.raises(ConfigurationError, match="valuations of one market depend on each other"):
+        pm.market.distribution(kind())
+    with pytest.raises(ConfigurationError, match="depend on each other"):
+        pm.audit("ration", scenario=kind(), clients=4, budget=1.0, profiles=1, attack="quick")
+
+
+def test_independent_clients_pass_the_check():
+    found = Independent()
+    assert pm.market.distribution(found) is found
+
+
+@pytest.mark.parametrize(
+    "records", [None, lambda rng, n: rng.uniform(100, 1000, n), lambda rng, n: rng.integers(1, 4, n)]
+)
+def test_records_that_tell_nothing_do_not_loosen_the_bound(records):
+    """Cells of few rows would: the best prices for three rows are nearly their costs."""
+
+    class Own:
+        def sample(self, rng, clients):
+            sizes = None if records is None else records(rng, clients)
+            return pm.Bids(rng.random(clients), rng.uniform(0.1, 5, clients), data_size=sizes)
+
+    known = pm.market.fluid_bound(pm.scenario("uniform"), 100, 50.0)
+    assert pm.market.fluid_bound(pm.market.distribution(Own()), 100, 50.0) == pytest.approx(known, rel=0.015)
+
+
+def test_levels_of_offers_and_records_see_costs_that_fall_with_offers():
+    """`valuation-function` as an object of one's own, records and all."""
+
+    class Own:
+        def sample(self, rng, clients):
+            return pm.scenario("valuation-function").sample(rng, clients)
+
+    known = pm.market.fluid_bound(pm.scenario("valuation-function"), 100, 50.0)
+    assert pm.market.fluid_bound(pm.market.distribution(Own()), 100, 50.0) == pytest.approx(known, rel=0.015)

@@ -5,7 +5,8 @@ fixed, are cut into boxes. `slopes` bounds on each box what the client can get, 
 might still hold the best report are cut again, until the best bound is near the best value seen (branch and bound).
 
 The certificate is about misreports of v, one client at a time, at w from 0 to a stated multiple of the dearest
-valuation. It holds up to the rounding of float64, for which a billionth of the budget is added.
+valuation. It holds up to the rounding of float64, for which a billionth of the budget is added. Where boxes stay
+too wide to say anything, nobody gains more than the whole budget: such a bound is reported as not closed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 from privmarket._settings import TOLERANCE
 from privmarket.market._bids import Array, Bids
 from privmarket.market._certificate import CertifiedRegret
+from privmarket.market._guarantees import BudgetFeasible
+from privmarket.market._mechanism import Guarantee
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms.learned._markets import Trade
 from privmarket.mechanisms.learned._slopes import Slope
@@ -33,6 +36,7 @@ class BoundedRule(Protocol):
     """What a network rule must offer to be bounded."""
 
     least_share: ClassVar[float]
+    guarantees: tuple[Guarantee, ...]
 
     def run(self, bids: Bids, budget: float, /) -> Outcome:
         """The rule itself."""
@@ -65,12 +69,16 @@ def certify(rule: BoundedRule, bids: Bids, budget: float, closeness: float) -> C
     top = FARTHEST * float(bids.valuation.max())
     reports = np.zeros(bids.clients)
     upper = np.zeros(bids.clients)
+    closed = np.ones(bids.clients, dtype=bool)
+    most = budget if any(isinstance(one, BudgetFeasible) for one in rule.guarantees) else np.inf
     for client in range(bids.clients):
         reports[client], bound = _search(rule, bids, budget, client, top, closeness * budget)
-        upper[client] = max(bound - truth[client], 0.0) + TOLERANCE * budget
+        closed[client] = bound < most
+        upper[client] = max(min(bound, most) - truth[client], 0.0) + TOLERANCE * budget
     reached = rule.unilateral(bids, bids.replace(valuation=reports), budget).utility(bids)
     lower = np.maximum(reached - truth, 0.0)
-    return CertifiedRegret(lower, upper, f"any valuation up to {FARTHEST:g} times the dearest, by branch and bound")
+    words = f"any valuation up to {FARTHEST:g} times the dearest, by branch and bound"
+    return CertifiedRegret(lower, upper, words, closed, valuation_only=True)
 
 
 def _search(
@@ -126,7 +134,9 @@ def _bounds(
     # p − v·ε with p = w·ε + markup: the difference w − v is small where it matters, so it is taken first.
     markup = trade.payment - report * trade.epsilon
     utility = (report - own) * trade.epsilon + markup
-    bound = utility.most.nan_to_num(nan=np.inf).numpy()  # where slopes overflowed, nothing is known yet
+    bound = utility.most.nan_to_num(
+        nan=np.inf, posinf=np.inf
+    ).numpy()  # where slopes overflowed, nothing is known yet
     # Where next to nothing is sold the rule sells nothing at all, and the client gets 0.
     least = rule.least_share * float(bids.epsilon[client])
     sells = (trade.epsilon.middle >= least).numpy()

@@ -145,7 +145,8 @@ class LevelsNetwork(ConcatenatedNetwork):
         level whose score can be the largest, and pay is bounded from the ranges of all figures. With price p_j and
         correction e^{m_j} it is B·p_i·e^{m_i}/D, where D = Σ p_j·e^{m_j} + max(1 − Σ p_j, 0) is at least
         1 + Σ p_j·(e^{m_j} − 1) and at least Σ p_j·e^{m_j}. Who would be paid less than its reported cost
-        sells nothing.
+        sells nothing. On wide boxes figures overflow; a level is left out, and a gain denied, only where the
+        figures say so, so that what is not a number ends as a bound that is none.
         """
         score, pay, money = self._scores(markets, valuation, epsilon)  # type: ignore[arg-type]
         assert isinstance(score, Slope)
@@ -160,9 +161,9 @@ class LevelsNetwork(ConcatenatedNetwork):
         total = weighted.sum(-1) + torch.relu(1 - price.sum(-1)) + 1e-6
         amount = sold.gather(-1, level[:, seat])[:, 0]
         paid = (markets.budget[:, 0] * (weighted[:, seat] / total)).most
-        steady = torch.where(paid >= reported * amount, paid - worth * amount, 0.0)
+        steady = torch.where(paid < reported * amount, 0.0, paid - worth * amount)
 
-        possible = score.most >= score.least.amax(-1, keepdim=True)
+        possible = ~(score.most < score.least.amax(-1, keepdim=True))
         far = torch.full_like(pay.middle, torch.inf)
         least = torch.where(possible, pay.least, far).amin(-1).clamp_min(0.0)
         most = torch.where(possible, pay.most, -far).amax(-1)
@@ -174,7 +175,7 @@ class LevelsNetwork(ConcatenatedNetwork):
             change = torch.minimum(low * (under - 1), high * (under - 1)).sum(-1)
             divisor = torch.maximum(1 + change, (low * under).sum(-1)) + 1e-6
             paid = markets.budget[:, 0] * (high[:, seat] + 1e-12) * factor.most[:, seat] / divisor
-            gained = torch.where(paid >= reported * sold[:, own], paid - worth * sold[:, own], 0.0)
+            gained = torch.where(paid < reported * sold[:, own], 0.0, paid - worth * sold[:, own])
             utility[:, own] = torch.where(possible[:, seat, own], gained, -torch.inf)
         fixed = possible.sum(-1).eq(1).all(-1)
         return torch.where(fixed, torch.minimum(steady, utility.amax(-1)), utility.amax(-1))
@@ -218,5 +219,5 @@ class DmRegretNet(SeatedMechanism):
         epsilon = own_group.epsilon.expand(centre.numel(), -1)
         trade = network.final(own_group, report.middle, epsilon)
         middle = trade.payment[:, seat] - worth * trade.epsilon[:, seat]
-        bound = network.own_bound(own_group, report, epsilon, seat, worth).nan_to_num(nan=np.inf)
+        bound = network.own_bound(own_group, report, epsilon, seat, worth).nan_to_num(nan=np.inf, posinf=np.inf)
         return middle.clamp_min(0.0).numpy(), bound.clamp_min(0.0).numpy()

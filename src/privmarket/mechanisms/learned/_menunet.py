@@ -32,7 +32,7 @@ from privmarket.market._objectives import AggregateError, AggregationError, Obje
 from privmarket.market._outcome import Outcome
 from privmarket.market._ration_design import bias_to_noise as ration_bias_to_noise, two_step_curve
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
-from privmarket.mechanisms._ration_menu import face_all
+from privmarket.mechanisms._ration_menu import face, face_all
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped
 
 AGGREGATE_WEIGHTS = "mfg-menunet-aggregate"
@@ -159,6 +159,17 @@ class MfgMenuNet(MeanFieldMenu):
         ):
             self._last_facing = bids, column, self._facing(bids, column)
         return self._answer(self._last_facing[2], reports)
+
+    def own_pieces(self, bids: Bids, budget: float) -> tuple[Array, Array]:
+        """What a client faces in one market: (clients, prices), and (clients, kinks) amounts on offer to it."""
+        curve = self.curve_for(bids.clients, budget / bids.clients)
+        if isinstance(curve, RationCurve):
+            return face(curve, bids, budget, self.epsilon_max).pieces()
+        if self.floors:
+            raise ConfigurationError(
+                f"{self.name}: no upper bound on its regret with floors is known", "leave out the certificate"
+            )
+        return MeanFieldMenu(curve, self.epsilon_max).own_pieces(bids, budget)
 
     def _facing(self, bids: Bids, budget: Array) -> list[_Facing]:
         """What the clients of each market face, whatever they report themselves; markets of one curve together."""

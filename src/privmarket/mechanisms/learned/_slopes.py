@@ -268,13 +268,12 @@ def _softmax(x: Slope, dim: int = -1, dtype: torch.dtype | None = None, **_: obj
     shift = x.middle.amax(-1, keepdim=True)
     least = (x.least - shift).exp()
     most = (x.most - shift).exp()
-    total_least = least.sum(-1, keepdim=True)
-    total_most = most.sum(-1, keepdim=True)
-    y_least = least / (least + total_most - most)
-    y_most = most / (most + total_least - least)
+    itself = torch.eye(x.shape[-1], dtype=torch.bool)
+    others = (~itself).to(x.dtype)  # a total less the own part would be rounded away where that is large
+    y_least = least / (least + most @ others)
+    y_most = most / (most + least @ others)
     difference_low = x.low[..., :, None] - x.high[..., None, :]
     difference_high = x.high[..., :, None] - x.low[..., None, :]
-    itself = torch.eye(x.shape[-1], dtype=torch.bool)
     low, high = _times(
         difference_low.masked_fill(itself, 0.0),
         difference_high.masked_fill(itself, 0.0),
