@@ -30,7 +30,13 @@ from privmarket.mechanisms.learned._mfg_regretnet import MeanFieldNetwork
 from privmarket.mechanisms.learned._misreports import Misreports, worst_group_excess
 from privmarket.mechanisms.learned._recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
 from privmarket.mechanisms.learned._regretnet import RegretNet
-from privmarket.mechanisms.learned._session import checkpoint_path, copied, load_checkpoint, run_recipe, save_checkpoint
+from privmarket.mechanisms.learned._session import (
+    checkpoint_path,
+    copied,
+    load_checkpoint,
+    run_recipe,
+    save_checkpoint,
+)
 from privmarket.mechanisms.learned._trainer import mechanism_class, new_trainer
 from privmarket.mechanisms.learned._weights import WeightsError
 
