@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
+from privmarket import cli
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
 from privmarket.mechanisms.learned._weights import load
@@ -35,9 +38,20 @@ def test_quick_menu_training_leaves_a_curve_and_resumes(tmp_path):
     for _ in range(2):
         done = run.invoke(app, [*command, "--out", str(out), "--json"])
         assert done.exit_code == 0, done.output
-    assert "went on after 1 of 1 curve" in done.stderr
+    assert "already finished, at step 60" in done.stderr
     steps = [int(line.split(",")[1]) for line in out.with_suffix(".curve.csv").read_text().splitlines()[1:]]
     assert steps == list(range(1, 61))
+
+
+@pytest.mark.parametrize("stops", [lambda **_: cli.STOPPED, Mock(side_effect=KeyboardInterrupt)])
+@pytest.mark.parametrize("command", ["train", "audit"])
+def test_a_stopped_training_says_how_to_go_on_in_every_phase(stops, command, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "app", stops)
+    monkeypatch.setattr(sys, "argv", ["privmarket", "--verbose", command, "x"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == cli.STOPPED
+    assert capsys.readouterr().err == ("stopped; the same command goes on\n" if command == "train" else "stopped\n")
 
 
 def test_a_network_is_trained_for_the_aggregation_error(tmp_path):
@@ -125,7 +139,7 @@ def test_an_own_network_is_trained_resumed_and_the_next_command_works(tmp_path, 
     made = json.loads(done.stdout)
     check_fields("train", made)
     assert made["weights"] == "out/train/Tiny.safetensors"
-    assert "went on from step 4" in run.invoke(app, command).stderr
+    assert "already finished, at step 4" in run.invoke(app, command).stderr
     audit, federate = made["next"]
     words = shlex.split(audit)
     assert words[:4] == ["privmarket", "audit", "--mechanism", "own net.py:Tiny"]

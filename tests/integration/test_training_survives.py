@@ -7,7 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ RECIPE = Recipe(
     network={"menus": 4, "hidden": 8, "gate_hidden": 8},
     attack=MisreportSearch(rows=32),
 )
+LONGER = replace(RECIPE, rows=4096, steps=30)  # steps long enough to be hit inside
 
 
 def train(out: Path, largest_file: int | None, until: Path | None) -> None:
@@ -53,6 +56,26 @@ def train(out: Path, largest_file: int | None, until: Path | None) -> None:
         session.run_recipe(RECIPE, [scenario("uniform")], out, after_step)
     except PrivmarketError as error:
         sys.exit(f"{error} | {error.hint}")
+
+
+def whole(out: Path) -> None:
+    session.run_recipe(LONGER, [scenario("uniform")], out)
+
+
+def interrupted(out: Path, share: float) -> None:
+    """A session to which SIGINT comes when `share` of its third step is done."""
+    ended = [time.monotonic()]
+
+    def after_step(_: TrainingStep) -> None:
+        ended.append(time.monotonic())
+        if len(ended) == 3:
+            signal_self = threading.Timer(share * (ended[2] - ended[1]), os.kill, (os.getpid(), signal.SIGINT))
+            signal_self.start()
+
+    try:
+        session.run_recipe(LONGER, [scenario("uniform")], out, after_step)
+    except KeyboardInterrupt:
+        sys.exit(3)
 
 
 def start(out: Path, *, largest_file: int | None = None, until: Path | None = None) -> Forked:
@@ -100,6 +123,17 @@ def test_killed_without_warning(tmp_path, uninterrupted):
     assert not out.exists()
     assert finish(out) == (0, "")
     assert_same(arrays(out), uninterrupted)
+
+
+def test_interrupts_inside_steps_leave_the_state_of_whole_steps(tmp_path):
+    """The stranger's: an interrupt in the middle of a step left chance and misreports half changed."""
+    straight, out = tmp_path / "straight.safetensors", tmp_path / "w.safetensors"
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        assert Forked(interrupted, out, share).end(60).returncode == 3
+    assert 10 <= steps_done(out) < 30
+    for place in (straight, out):
+        assert Forked(whole, place).end(60).returncode == 0
+    assert_same(arrays(out), arrays(straight))
 
 
 def test_no_room_for_the_next_checkpoint(tmp_path, uninterrupted):

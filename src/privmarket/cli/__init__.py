@@ -24,7 +24,7 @@ import typer
 from privmarket import __version__
 from privmarket._files import in_words
 from privmarket._lazy import explain
-from privmarket.cli._commands import CommandTable, add_commands, defaults_from
+from privmarket.cli._commands import COMMANDS, CommandTable, add_commands, defaults_from
 from privmarket.errors import PrivmarketError
 
 STOPPED = 130
@@ -118,6 +118,11 @@ def _forget_unwritten_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _stopped() -> str:
+    command = next((word for word in sys.argv[1:] if word in COMMANDS), "")
+    return "stopped; the same command goes on" if command == "train" else "stopped"
+
+
 def main() -> None:
     """The `privmarket` command. Errors that a user can correct end in one line and exit code 2."""
     sys.stdout = _writable(sys.stdout)
@@ -128,14 +133,14 @@ def main() -> None:
     try:
         result = app(standalone_mode=False)
         if result == STOPPED:
-            print("stopped", file=sys.stderr)
+            print(_stopped(), file=sys.stderr)
         sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)  # a command that ends by `typer.Exit` gives its code
     except click.UsageError as error:
         _show_usage_error(error)
         sys.exit(2)
-    except click.Abort:
-        print("stopped", file=sys.stderr)
+    except (click.Abort, KeyboardInterrupt):
+        print(_stopped(), file=sys.stderr)
         sys.exit(STOPPED)
     except PrivmarketError as error:
         if _LOG.isEnabledFor(logging.DEBUG):

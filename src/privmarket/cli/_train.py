@@ -42,6 +42,7 @@ else:
 
 _CLIENTS = 20  # enough to tell rules apart, few enough to attack within seconds
 _PROFILES = 2
+_FINISHED = "already finished, at step {step}; to train anew remove {path}.checkpoint or choose another --out"
 
 RecipeSettings = Annotated[
     list[str] | None,
@@ -202,7 +203,9 @@ def _say(result: _Result) -> None:
 
 def _network_result(mechanism: str, source: str, run: Trainer, done: TrainingResult) -> _Result:
     assert done.path is not None
-    if done.resumed_at:
+    if done.finished_before:
+        note(_FINISHED.format(step=done.steps, path=done.path))
+    elif done.resumed_at:
         note(f"went on from step {done.resumed_at}")
     if done.stopped_early:
         note(f"stopped after step {done.steps}: no more progress")
@@ -225,7 +228,9 @@ def _network_result(mechanism: str, source: str, run: Trainer, done: TrainingRes
 
 def _menu_result(mechanism: str, source: str, run: MenuTrainer, done: TrainingResult) -> _Result:
     assert done.path is not None
-    if done.resumed_at:
+    if done.finished_before:
+        note(_FINISHED.format(step=done.steps, path=done.path))
+    elif done.resumed_at:
         finished = done.resumed_at // run.search.steps
         note(f"went on after {finished} of {counted(len(run.points), 'curve')}")
     first = run.points[0]

@@ -22,7 +22,7 @@ from privmarket.errors import ConfigurationError, OutcomeError, UnknownNameError
 from privmarket.market import _attacks as attacks
 from privmarket.market._bids import Array, Bids
 from privmarket.market._bounds import first_best_bound, fluid_bound, one_price_bound, prior_free_reference
-from privmarket.market._certificate import certified_regret
+from privmarket.market._certificate import certified_regret, check_certifiable
 from privmarket.market._distributions import Distribution
 from privmarket.market._exact_optimum import exact_optimum
 from privmarket.market._guarantees import (
@@ -414,6 +414,8 @@ def audit(
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
     types = distribution.sample(rng, clients, (markets,))
+    if certify:
+        check_certifiable(mechanism, types[0], budget)
     thrown = _thrown(mechanism, coins, seed)
     outcome = _mean_outcome(thrown, types, budget)
     if not isinstance(mechanism, RandomisedMechanism):

@@ -55,17 +55,30 @@ def certified_regret(rule: Mechanism, bids: Bids, budget: float, *, closeness: f
     Raises:
         ConfigurationError: nothing is known about rules of this kind.
     """
+    check_certifiable(rule, bids, budget)
+    if _describes(rule, "own_pieces"):
+        return _by_pieces(rule, bids, budget)
+    found: CertifiedRegret = rule.certify(bids, budget, closeness)  # type: ignore[attr-defined]
+    return found
+
+
+def check_certifiable(rule: Mechanism, bids: Bids, budget: float) -> None:
+    """Refuses within one auction what `certified_regret` would refuse.
+
+    Raises:
+        ConfigurationError: nothing is known about rules of this kind, or about operations of this network.
+    """
     if bids.valuation.ndim != 1:
         raise ConfigurationError(f"bids of shape {bids.shape}", "give one market, (clients,)")
     if _describes(rule, "own_pieces"):
-        return _by_pieces(rule, bids, budget)
-    if _describes(rule, "certify"):
-        found: CertifiedRegret = rule.certify(bids, budget, closeness)  # type: ignore[attr-defined]
-        return found
-    raise ConfigurationError(
-        f"{rule.name}: no upper bound on its regret is known",
-        "menus and learned rules have one; a class that changes `clear` must give `own_pieces` anew",
-    )
+        return
+    if not _describes(rule, "certify"):
+        raise ConfigurationError(
+            f"{rule.name}: no upper bound on its regret is known",
+            "menus and learned rules have one; a class that changes `clear` must give `own_pieces` anew",
+        )
+    if hasattr(rule, "check_bounded"):
+        rule.check_bounded(bids, budget)
 
 
 def _describes(rule: Mechanism, method: str) -> bool:

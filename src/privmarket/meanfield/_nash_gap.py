@@ -35,7 +35,13 @@ from privmarket.market._bids import Array, Bids
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._menus import MenuCurve
 from privmarket.meanfield._equilibrium import Equilibrium
-from privmarket.meanfield._markets import MenuMarket, MenuPath, TabulatedMarket, average
+from privmarket.meanfield._markets import (
+    MenuMarket,
+    MenuPath,
+    RepresentativeMarket,
+    TabulatedMarket,
+    average,
+)
 from privmarket.meanfield._schemes import ExplicitUpwind
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 
@@ -113,7 +119,7 @@ def nash_gap(
     """What one of N clients gains by leaving the solved strategy while the others play it.
 
     Clients gain payment − valuation × sold in a round, as in every `MenuMarket`. A market of your own in which
-    selling costs more than that has no finite game here.
+    selling costs more than that has no finite game here and is refused.
 
     Args:
         equilibrium: solved with the explicit scheme.
@@ -125,7 +131,8 @@ def nash_gap(
         progress: called with the number of runs done and of all runs.
 
     Raises:
-        ConfigurationError: for an implicit scheme, or a market without a menu where no mechanism is given.
+        ConfigurationError: for an implicit scheme, a market without a menu where no mechanism is given, or one in
+            which clients gain anything but payment − valuation × sold.
     """
     runs = range(seeds) if isinstance(seeds, int) else seeds
     if len(runs) < 2:
@@ -238,6 +245,8 @@ class FiniteGame:
             )
         market = equilibrium.problem.market
         mesh = equilibrium.game.mesh
+        if not isinstance(market, MenuMarket):
+            _check_gains(market, equilibrium.problem.price_ceiling, mesh.valuation_width)
         most = market.sale_cap if isinstance(market, MenuMarket) else market.most_sold
         self.cap = most * mesh.step
         if mechanism is None:
@@ -316,6 +325,26 @@ class FiniteGame:
         rows = self._transition[kind, cell]
         draw = rng.random((cell.size, 1))
         return np.asarray(np.minimum((rows < draw).sum(axis=1), rows.shape[1] - 1), dtype=np.intp)
+
+
+def _check_gains(market: RepresentativeMarket, ceiling: float, width: float) -> None:
+    """Refuses a market in which the surplus is not spend − cost × sold, looked at in narrow cells.
+
+    In a finite game a client is paid what the buyer spends and loses its valuation of what it sells, nothing else.
+    """
+    costs = np.linspace(0.0, 1.2 * ceiling, 25)
+    narrow = 1e-3 * width
+    for level in np.linspace(0.0, ceiling, 9):
+        spend = market.spend(costs, level, narrow)
+        gain = spend - costs * market.sold(costs, level, narrow)
+        off = np.abs(gain - market.surplus(costs, level, narrow))
+        if off.max() > 1e-3 * np.abs(spend).max():
+            k = int(off.argmax())
+            raise ConfigurationError(
+                f"{type(market).__name__} has no finite game: at the level {level:.4g} a client with cost "
+                f"{costs[k]:.4g} gains {off[k]:.3g} more or less than what is spent on it − cost × sold",
+                "nash_gap needs a market in which selling costs the valuation and nothing else",
+            )
 
 
 class _Recorder:

@@ -71,7 +71,8 @@ def audit(
         clients: clients per market.
         budget: money per market.
         profiles: markets to attack; the other figures are averaged over more.
-        objective: what the buyer wants: `total-epsilon`, `aggregation-error` or `aggregate-error`, or an objective.
+        objective: what the buyer wants: `total-epsilon`, `aggregation-error`, `aggregate-error`,
+            `typical-aggregate-error` or `local-error`, or an objective.
         attack: `strong`, `quick`, or an attack of your own: `file.py:Attack`, `package.module:Attack`, its class or
             an object (see `market.Attack`). Beside your own, the strong attacks on v alone and on ε alone run.
         coalition: also search joint misreports of coalitions of so many clients.

@@ -161,6 +161,22 @@ def test_a_page_is_written_whole(tmp_path):
     assert "![A line](f.png)" in markdown(sample_page())
 
 
+def test_a_page_outside_the_documentation_says_in_words_where_others_stand(tmp_path):
+    links = "The [bound](../../theory/fluid-bound.md), [RQ1](../rq1/README.md) and [RQ2](../rq2/README.md#all)."
+    page = ResultPage("rq3", "RQ3", (Text(links),))
+    (tmp_path / "rq1").mkdir()
+    (tmp_path / "rq1" / "README.md").touch()
+    write_page(page, tmp_path / "rq3")
+    assert (tmp_path / "rq3" / "README.md").read_text().splitlines()[-1] == (
+        "The bound (docs/theory/fluid-bound.md in the repository), [RQ1](../rq1/README.md) and "
+        "RQ2 (docs/results/rq2/README.md#all in the repository)."
+    )
+    html = write_html([page], tmp_path / "report.html", {}, "privmarket reproduce").read_text()
+    assert "The bound (docs/theory/fluid-bound.md in the repository)" in html
+    write_page(page, tmp_path / "rq3", published=True)
+    assert links in (tmp_path / "rq3" / "README.md").read_text()
+
+
 def test_the_report_needs_no_other_file_and_no_network(tmp_path):
     write_page(sample_page(), tmp_path / "rq9")
     path = write_html([sample_page()], tmp_path / "report.html", {"cells": "3 <b>"}, "privmarket reproduce")

@@ -9,7 +9,16 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._menus import from_function
-from privmarket.meanfield import FiniteGame, Grid, MenuMarket, Problem, QuadraticMarket, nash_gap, solve
+from privmarket.meanfield import (
+    FiniteGame,
+    Grid,
+    MenuMarket,
+    Problem,
+    QuadraticMarket,
+    RepresentativeMarket,
+    nash_gap,
+    solve,
+)
 from privmarket.mechanisms import mechanism
 from privmarket_fixtures.plug_in_menu import PlugInMenu
 
@@ -106,6 +115,37 @@ def test_bad_input_is_refused(solved, rule):
     )
     with pytest.raises(ConfigurationError, match="QuadraticMarket"):
         nash_gap(quadratic, 10)
+
+
+def test_a_market_in_which_selling_costs_more_has_no_finite_game(rule):
+    """The stranger's: x² on top of the valuation; a posted price gave a number all the same."""
+
+    class Tiring(RepresentativeMarket):
+        most_sold = 0.3
+        extra = 0.5
+
+        def sold(self, report, level, width):
+            return np.clip(level - report, 0.0, self.most_sold)
+
+        def surplus(self, cost, level, width):
+            x = self.sold(cost, level, width)
+            return (level - cost) * x - self.extra * x**2
+
+        def spend(self, report, level, width):
+            return level * self.sold(report, level, width)
+
+    class Rising(Tiring):
+        """The same sales and gains, where the buyer pays the menu of rising prices and nothing is left over."""
+
+        def spend(self, report, level, width):
+            return RepresentativeMarket.spend(self, report, level, width)
+
+    def ends(market):
+        return solve(Problem.from_scenario(market=market), grid="16x8x12", max_iterations=1)
+
+    with pytest.raises(ConfigurationError, match="Tiring has no finite game"):
+        nash_gap(ends(Tiring()), 10, rule, seeds=2)
+    FiniteGame(ends(Rising()), rule)
 
 
 def test_without_a_mechanism_the_exact_menu_clears(solved, rule):

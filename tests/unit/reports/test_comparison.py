@@ -12,6 +12,7 @@ from tests.laws.broken import FirstPrice
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import GridAttack, Level
+from privmarket.market._objectives import OBJECTIVES
 from privmarket.reports._comparison import Comparison
 
 FEW = Level(
@@ -204,3 +205,8 @@ def test_one_of_several_reports_is_not_picked_silently():
     several = pm.compare("pac", scenarios=["uniform", "bimodal"], clients=4, profiles=1)
     with pytest.raises(ConfigurationError, match="has 2 reports"):
         _ = several["pac"]
+
+
+def test_the_page_of_audit_names_every_objective():
+    for name in OBJECTIVES:
+        assert f"`{name}`" in (pm.audit.__doc__ or ""), name

@@ -30,7 +30,7 @@ from privmarket.market._outcome import Outcome
 from privmarket.mechanisms.learned import _certified as certified
 from privmarket.mechanisms.learned._markets import Markets, Trade, from_bids
 from privmarket.mechanisms.learned._networks import AuctionNetwork, Encoding
-from privmarket.mechanisms.learned._slopes import NoBoundKnownError, Slope
+from privmarket.mechanisms.learned._slopes import NoBoundKnownError, Slope, bounded_operations, check_bounded
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped
 
 # Beyond this many clients in all, the network runs in float32; money is float64 throughout.
@@ -115,11 +115,22 @@ class LearnedMechanism(Mechanism):
         Raises:
             ConfigurationError: the network uses an operation for which no bounds are known.
         """
+        return certified.certify(self, bids, budget, closeness)
+
+    def check_bounded(self, bids: Bids, budget: float) -> None:
+        """Refuses a network for which `certify` could say nothing, within one auction.
+
+        Raises:
+            ConfigurationError: names all operations for which no bounds are known.
+        """
+        box = torch.tensor(bids.valuation[:1])
+        bounds = self.own_utility if isinstance(self, certified.JumpingRule) else self.own_trade
         try:
-            return certified.certify(self, bids, budget, closeness)
+            check_bounded(lambda: bounds(bids, budget, 0, box, torch.zeros_like(box)))
         except NoBoundKnownError as error:
             raise ConfigurationError(
-                f"{self.name}: no upper bound on its regret is known: {error.message}", error.hint
+                f"{self.name}: no upper bound on its regret is known: {error.message}",
+                f"{error.hint}. Bounds are known for {', '.join(bounded_operations())}",
             ) from error
 
     def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:

@@ -2,7 +2,7 @@
 
 One session serves networks and menus: it drives any `TrainingRun`. A checkpoint holds everything that the next step
 depends on, in one file, written atomically, so a run that was killed goes on from its last checkpoint and ends with
-the same weights.
+the same weights. What is written is a copy that was taken between two steps: an interrupt may land inside one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -27,7 +28,7 @@ from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, 
 
 SUFFIX = "#checkpoint"
 LEAST_PAST_BIDS = 20
-_SAVE_EVERY_SECONDS = 20.0
+_SAVE_EVERY_SECONDS = 5.0
 _CURVE_POINTS = 500
 Progress = TypeVar("Progress")
 
@@ -55,11 +56,15 @@ class SoFar(TypedDict, total=False):
     patience: dict[str, float]
 
 
-def save_checkpoint(path: str | Path, run: TrainingRun[Any], so_far: SoFar) -> None:
-    """Everything the next step depends on, in one file, atomically. `so_far` is kept for the caller."""
+def copied(run: TrainingRun[Any], so_far: SoFar) -> Weights:
+    """Everything the next step depends on, as it is now. `so_far` is kept for the caller."""
     arrays, state = run.state()
-    facts = {"description": run.description(), "step": run.step, "state": state, "so_far": so_far}
-    save(path, Weights(run.mechanism + SUFFIX, arrays, facts))
+    return deepcopy(Weights(run.mechanism + SUFFIX, arrays, {"step": run.step, "state": state, "so_far": so_far}))
+
+
+def save_checkpoint(path: str | Path, run: TrainingRun[Any], state: Weights) -> None:
+    """Writes what `copied` gave, in one file, atomically."""
+    save(path, replace(state, facts={**state.facts, "description": run.description()}))
 
 
 def load_checkpoint(path: str | Path, run: TrainingRun[Any]) -> SoFar:
@@ -113,7 +118,11 @@ class EarlyStop:
         if now["regret"] < 0.98 * now["best_regret"]:
             now["best_regret"] = now["regret"]
             now["progress_at"] = progress.step
-        return progress.step - now["progress_at"] >= self.patience
+        return self.ended(progress.step)
+
+    def ended(self, step: int) -> bool:
+        """Whether a run that is at this step has ended."""
+        return bool(self.memory) and step - self.memory["progress_at"] >= self.patience
 
 
 @dataclass(frozen=True)
@@ -163,18 +172,17 @@ class Session(Generic[Progress]):
         self.curve = so_far["curve"]
         self.columns: list[str] = []
         self.resumed_at = run.step
-        self.stopped_early = False
-        self._started = time.monotonic() - so_far["seconds"]
+        self.stopped_early = early_stop is not None and early_stop.ended(run.step)
+        self.seconds = so_far["seconds"]  # spent on steps, earlier sessions included
+        self._started = time.monotonic() - self.seconds
         self._saved = time.monotonic()
         self._every = max(1, run.steps // _CURVE_POINTS)
-
-    @property
-    def seconds(self) -> float:
-        """Time spent, earlier sessions included."""
-        return time.monotonic() - self._started
+        self._latest: Weights | None = None  # after the last whole step
 
     def train(self, until: int | None = None) -> None:
         """Runs to the end, to step `until`, or until nothing is gained any more; the state is kept on the way."""
+        if self.stopped_early:
+            return
         try:
             self.stopped_early = self.run.run(self._after_step, until, self.early_stop)  # type: ignore[arg-type]
         finally:
@@ -183,19 +191,23 @@ class Session(Generic[Progress]):
     def _after_step(self, progress: Progress) -> None:
         if self.run.step % self._every == 0:
             self.curve.append([float(value) for value in asdict(progress).values()])  # type: ignore[call-overload]
+        self.seconds = time.monotonic() - self._started
+        if self.path is not None:
+            so_far: SoFar = {"seconds": self.seconds, "curve": self.curve}
+            if self.early_stop is not None:
+                so_far["patience"] = self.early_stop.memory
+            self._latest = copied(self.run, so_far)
         if time.monotonic() - self._saved > _SAVE_EVERY_SECONDS:
             self.save()
         if self.report is not None:
             self.report(progress)
 
     def save(self) -> None:
-        """Writes the checkpoint."""
+        """Writes the checkpoint, if a step was made since the last one."""
         self._saved = time.monotonic()
-        if self.path is not None:
-            so_far: SoFar = {"seconds": self.seconds, "curve": self.curve}
-            if self.early_stop is not None:
-                so_far["patience"] = self.early_stop.memory
-            save_checkpoint(self.path, self.run, so_far)
+        if self.path is not None and self._latest is not None:
+            save_checkpoint(self.path, self.run, self._latest)
+            self._latest = None
 
 
 def finish(

@@ -1,22 +1,28 @@
 """Interval arithmetic on derivatives: values together with bounds on how fast they change, for certificates.
 
-A `Slope` stands for functions of one report w on boxes |w − w₀| ≤ r, many boxes at once. It keeps their values at
-the middles and, for each, an interval that holds every derivative on the box. By the mean value theorem
+A `Slope` stands for functions of one report w on boxes |w − w₀| ≤ r, many at once. With w = w₀ + r·t it keeps
+their values at the middles and, for each, an interval that holds every derivative by t on the box. By the mean
+value theorem
 
-    f(w) ∈ f(w₀) + [−r, r]·[low, high].
+    f(w) ∈ f(w₀) + [−1, 1]·[low, high].
+
+The axis of boxes may stand anywhere, as nothing but the first report knows the radii. A function that jumps, such
+as w > 0, has no derivative; where it may jump on the box its interval is [−1, 1], so that it lies where it can.
 
 Every operation updates both by the rules of calculus in interval arithmetic: a sum adds the intervals, a product
 uses f'g + fg' with f and g anywhere in their ranges, and a ReLU that may switch on the box has a slope anywhere
 between 0 and that of its input. Where the boxes are small the intervals are almost exact.
 
 A network runs on slopes unchanged: torch asks `__torch_function__` what each of its functions does to them. A
-function that is not listed is refused, never guessed. Arithmetic is ordinary float64; callers leave room for its
-rounding.
+function that is not listed is refused, never guessed; `check_bounded` names all of them. Arithmetic is
+ordinary float64; callers leave room for its rounding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,32 +35,65 @@ from privmarket.errors import ConfigurationError
 _TINY = 1e-50
 
 
-class NoBoundKnownError(ConfigurationError, AttributeError):
-    """An operation on slopes whose bounds nobody has written down."""
+# While a network is only looked at: the operations without bounds that it was seen to use, with a constant in place
+# of what they answer.
+_SEEN: ContextVar[set[str] | None] = ContextVar("_SEEN", default=None)
 
-    def __init__(self, operation: str) -> None:
-        super().__init__(f"no bound is known for {operation}", "leave out the certificate: attacks still run")
+
+class NoBoundKnownError(ConfigurationError, AttributeError):
+    """Operations on slopes whose bounds nobody has written down."""
+
+    def __init__(self, operations: str) -> None:
+        self.operations = operations
+        super().__init__(f"no bound is known for {operations}", "leave out the certificate: attacks still run")
+
+
+def check_bounded(run: Callable[[], object]) -> None:
+    """Runs a network on slopes and refuses it with all operations that have no bounds, not only the first."""
+    seen: set[str] = set()
+    token = _SEEN.set(seen)
+    try:
+        run()
+    except NoBoundKnownError as error:
+        seen.add(error.operations)
+    except Exception:  # whatever comes of constants in place of what nobody knows
+        if not seen:
+            raise
+    finally:
+        _SEEN.reset(token)
+    if seen:
+        raise NoBoundKnownError(", ".join(sorted(seen)))
+
+
+def bounded_operations() -> list[str]:
+    """The names of all functions of torch with bounds; besides them there are arithmetic, indexing and w > 0."""
+    names = {str(function.__name__) for function in _RULES}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 class Slope:
-    """Values at the middles of boxes, and bounds of the derivative over each box; all of one shape (boxes, ...).
+    """Values at the middles of boxes, and bounds of the derivative by t over each box; all of one shape.
 
     Args:
-        middle: f(w₀).
+        middle: f(w₀), (boxes, ...).
         low, high: f′(w) lies between them on the box.
-        radius: (boxes, 1, …) r, one for each box.
+        radius: (boxes,) r, one for each box.
     """
 
-    def __init__(self, middle: Tensor, low: Tensor, high: Tensor, radius: Tensor) -> None:
+    is_nested = False  # what torch's attention asks before anything else
+
+    def __init__(self, middle: Tensor, low: Tensor, high: Tensor, radius: Tensor | None = None) -> None:
+        if radius is not None:
+            radius = radius.reshape(-1, *[1] * (middle.ndim - 1))
+            low, high = radius * low, radius * high
         self.middle = middle
         self.low = low.expand_as(middle)
         self.high = high.expand_as(middle)
-        self.radius = radius
 
     @property
     def reach(self) -> Tensor:
         """How far the value can lie from the middle, anywhere on the box."""
-        return self._radius() * torch.maximum(self.low.abs(), self.high.abs())
+        return torch.maximum(self.low.abs(), self.high.abs())
 
     @property
     def least(self) -> Tensor:
@@ -66,11 +105,8 @@ class Slope:
         """An upper bound of the value on the box."""
         return self.middle + self.reach
 
-    def _radius(self) -> Tensor:
-        return self.radius.reshape(-1, *[1] * (self.middle.ndim - 1))
-
     def _like(self, middle: Tensor, low: Tensor, high: Tensor) -> Slope:
-        return Slope(middle, low, high, self.radius)
+        return Slope(middle, low, high)
 
     def _shaped(self, change: Callable[[Tensor], Tensor]) -> Slope:
         """The same numbers in another arrangement."""
@@ -91,6 +127,35 @@ class Slope:
     def dtype(self) -> torch.dtype:
         """As of a tensor."""
         return self.middle.dtype
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.middle.ndim
+
+    def size(self, *at: int) -> Any:
+        """As of a tensor."""
+        return self.middle.size(*at)
+
+    def __gt__(self, other: Slope | Tensor | float) -> Slope:
+        return _greater(self - other)
+
+    def __lt__(self, other: Slope | Tensor | float) -> Slope:
+        return _greater(other - self)
+
+    def __ge__(self, other: Slope | Tensor | float) -> Slope:
+        return 1 - _greater(other - self)
+
+    def __le__(self, other: Slope | Tensor | float) -> Slope:
+        return 1 - _greater(self - other)
+
+    # Python would answer these without asking anybody.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Any:
+        raise NoBoundKnownError("==")
+
+    def __bool__(self) -> bool:
+        raise NoBoundKnownError("a condition on reports")
 
     def __getitem__(self, index: Any) -> Slope:
         return self._shaped(lambda part: part[index])
@@ -122,16 +187,21 @@ class Slope:
     def __rtruediv__(self, other: Tensor | float) -> Slope:
         return _multiply(_reciprocal(self), other)
 
+    def __pow__(self, power: float) -> Slope:
+        if power not in (2, 3, 4):
+            raise NoBoundKnownError(f"power {power:g}")
+        return self * self if power == 2 else self ** (power - 1) * self
+
     def __matmul__(self, other: Slope | Tensor) -> Slope:
         return _matmul(self, other)
 
     def __rmatmul__(self, other: Tensor) -> Slope:
         return _matmul(other, self)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         method = getattr(Tensor, name, None)
         if name.startswith("_") or method not in _RULES:
-            raise NoBoundKnownError(name)
+            return _unknown(name, lambda: getattr(self.middle, name))
         return lambda *args, **named: _RULES[method](self, *args, **named)
 
     @classmethod
@@ -140,8 +210,37 @@ class Slope:
     ) -> Any:
         rule = _RULES.get(func)
         if rule is None:
-            raise NoBoundKnownError(str(getattr(func, "__name__", func)))
+            name = str(getattr(func, "__name__", func))
+            return _unknown(name, lambda: func(*_middles(args), **_middles(named or {})))
         return rule(*args, **(named or {}))
+
+
+def _unknown(name: str, on_middles: Callable[[], Any]) -> Any:
+    """Refuses an operation, or while a network is only looked at notes it and answers for the middles alone."""
+    seen = _SEEN.get()
+    if seen is None or name.startswith("_"):
+        raise NoBoundKnownError(name)
+    seen.add(name)
+    return _constants(on_middles())
+
+
+def _middles(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {name: _middles(one) for name, one in given.items()}
+    if isinstance(given, list | tuple):
+        return type(given)(_middles(one) for one in given)
+    return given.middle if isinstance(given, Slope) else given
+
+
+def _constants(found: Any) -> Any:
+    """What an operation on middles answered, with slopes for its tensors, or a method that answers so."""
+    if isinstance(found, Tensor):
+        return Slope(found, torch.zeros_like(found), torch.zeros_like(found))
+    if isinstance(found, list | tuple):
+        return tuple(_constants(one) for one in found)
+    if callable(found):
+        return lambda *args, **named: _constants(found(*_middles(args), **_middles(named)))
+    return found
 
 
 def _times(low: Tensor, high: Tensor, other_low: Tensor, other_high: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,6 +339,107 @@ def _sigmoid(x: Slope) -> Slope:
     return _scaled(x, value, torch.minimum(*at_ends), most)
 
 
+def _curved(x: Slope, middle: Tensor, derivative: Callable[[Tensor], Tensor], turns: Sequence[float] = ()) -> Slope:
+    """f(x) for a function whose derivative rises or falls between its turning points."""
+    values = [derivative(x.least), derivative(x.most)]
+    values += [derivative(torch.minimum(torch.maximum(x.least, x.middle.new_tensor(at)), x.most)) for at in turns]
+    steepness = torch.stack(values)
+    return _scaled(x, middle, steepness.amin(0), steepness.amax(0))
+
+
+def _tanh(x: Slope) -> Slope:
+    return _curved(x, x.middle.tanh(), lambda at: 1 - at.tanh().square(), (0.0,))
+
+
+def _softplus(x: Slope, beta: float = 1.0, threshold: float = 20.0) -> Slope:
+    """Torch answers x itself above the threshold, where the derivative is 1 and not a little less."""
+
+    def derivative(at: Tensor) -> Tensor:
+        return torch.where(beta * at > threshold, torch.ones_like(at), torch.sigmoid(beta * at))
+
+    return _curved(x, torch.nn.functional.softplus(x.middle, beta, threshold), derivative)
+
+
+def _gelu(x: Slope, approximate: str = "none") -> Slope:
+    if approximate != "none":
+        raise NoBoundKnownError(f"gelu with approximate={approximate!r}")
+    density = 1 / math.sqrt(2 * math.pi)
+
+    def derivative(at: Tensor) -> Tensor:
+        return 0.5 * (1 + torch.erf(at / math.sqrt(2))) + at * density * torch.exp(-0.5 * at.square())
+
+    return _curved(x, torch.nn.functional.gelu(x.middle), derivative, (-math.sqrt(2), math.sqrt(2)))
+
+
+def _layer_norm(
+    x: Slope,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Slope:
+    """y = (x − x̄)/σ over n numbers, so y′ = (c − y·mean(y·c))/σ with c = x′ − x̄′, and y² ≤ n whatever x is."""
+    if len(normalized_shape) != 1:
+        raise NoBoundKnownError("layer_norm over several axes")
+    count = x.shape[-1]
+    centred = _matmul(x, torch.eye(count, dtype=x.dtype) - 1 / count)
+    squares = torch.stack((centred.least, centred.most)).square()
+    crosses = (centred.least < 0) & (centred.most > 0)
+    least_square = torch.where(crosses, torch.zeros_like(squares[0]), squares.amin(0))
+    inverse_least = (squares.amax(0).mean(-1, keepdim=True) + eps).rsqrt()
+    inverse_most = (least_square.mean(-1, keepdim=True) + eps).rsqrt()
+    ends = _times(centred.least, centred.most, inverse_least, inverse_most)
+    y_least, y_most = (end.clamp(-math.sqrt(count), math.sqrt(count)) for end in ends)
+    low, high = (part.mean(-1, keepdim=True) for part in _times(y_least, y_most, centred.low, centred.high))
+    low, high = _times(low, high, y_least, y_most)
+    low, high = _times(centred.low - high, centred.high - low, inverse_least, inverse_most)
+    y = torch.nn.functional.layer_norm(x.middle, tuple(normalized_shape), eps=eps)
+    found = x._like(y, low, high)
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
+
+
+def _dropout(x: Slope, p: float = 0.5, training: bool = True, inplace: bool = False) -> Slope:
+    if training and p > 0:
+        raise NoBoundKnownError("dropout in a network that is training")
+    return x
+
+
+def _attention(
+    query: Slope,
+    key: Slope,
+    value: Slope,
+    width: int,
+    heads: int,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero: bool,
+    dropout: float,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    training: bool = True,
+    **named: Any,
+) -> tuple[Slope, None]:
+    """Self-attention of rows (rows, batch, width), as `torch.nn.MultiheadAttention` asks for it."""
+    masks = (bias_k, bias_v, named.get("key_padding_mask"), named.get("attn_mask"))
+    dropped = training and dropout > 0
+    if any(mask is not None for mask in masks) or named.get("use_separate_proj_weight") or add_zero or dropped:
+        raise NoBoundKnownError("attention with masks, biases, dropout or separate projections")
+    biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
+
+    def split(rows: Slope, weight: Tensor, bias: Tensor | None) -> Slope:
+        """(batch, heads, rows, width/heads)."""
+        parts: Slope = _linear(rows, weight, bias).transpose(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
+        return parts
+
+    q, k, v = (split(*one) for one in zip((query, key, value), in_weight.chunk(3), biases, strict=True))
+    score = q @ k.transpose(-1, -2) / math.sqrt(width // heads)
+    seen = _softmax(score, -1) @ v
+    return _linear(seen.transpose(1, 2).flatten(-2).transpose(0, 1), out_weight, out_bias), None
+
+
 def _clamp(x: Slope, min: float | None = None, max: float | None = None) -> Slope:
     floor = -torch.inf if min is None else min
     ceiling = torch.inf if max is None else max
@@ -258,7 +458,7 @@ def _sum(x: Slope, dim: int | tuple[int, ...] | None = None, keepdim: bool = Fal
     return x._shaped(lambda part: part.sum(dim, keepdim=keepdim))
 
 
-def _mean(x: Slope, dim: int, keepdim: bool = False) -> Slope:
+def _mean(x: Slope, dim: int | tuple[int, ...], keepdim: bool = False) -> Slope:
     return x._shaped(lambda part: part.mean(dim, keepdim=keepdim))
 
 
@@ -283,8 +483,25 @@ def _softmax(x: Slope, dim: int = -1, dtype: torch.dtype | None = None, **_: obj
     return x._like(torch.softmax(x.middle, -1), *_times(low.sum(-1), high.sum(-1), y_least, y_most))
 
 
-def _minimum(a: Slope, b: Slope) -> Slope:
+def _greater(x: Slope) -> Slope:
+    """1 where x > 0, else 0; anything between where that may change on the box, and then without a derivative."""
+    one = torch.ones_like(x.middle)
+    known = (x.least > 0) | (x.most <= 0)
+    jump = torch.where(known, torch.zeros_like(one), one)
+    return x._like((x.middle > 0).to(x.dtype), -jump, jump)
+
+
+def _maximum(a: Any, b: Any) -> Slope:
+    return -_minimum(-a, -b)
+
+
+def _minimum(a: Any, b: Any) -> Slope:
     """The smaller of two: its slope is that of the one that is smaller, or between both where that may change."""
+    if not isinstance(a, Slope):
+        a, b = b, a
+    if not isinstance(b, Slope):
+        b = _constant(b, a)
+    assert isinstance(a, Slope)
     first = a.most <= b.least
     second = b.most <= a.least
     low = torch.where(first, a.low, torch.where(second, b.low, torch.minimum(a.low, b.low)))
@@ -363,7 +580,16 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.sigmoid: _sigmoid,
     Tensor.sigmoid: _sigmoid,
     torch.relu: _relu,
+    Tensor.relu: _relu,
     torch.nn.functional.relu: _relu,
+    torch.tanh: _tanh,
+    Tensor.tanh: _tanh,
+    torch.nn.functional.tanh: _tanh,
+    torch.nn.functional.softplus: _softplus,
+    torch.nn.functional.gelu: _gelu,
+    torch.nn.functional.layer_norm: _layer_norm,
+    torch.nn.functional.dropout: _dropout,
+    torch.nn.functional.multi_head_attention_forward: _attention,
     torch.nn.functional.linear: _linear,
     torch.clamp: _clamp,
     Tensor.clamp: _clamp,
@@ -371,10 +597,15 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.sum: _sum,
     torch.sum: _sum,
     Tensor.mean: _mean,
+    torch.mean: _mean,
     torch.softmax: _softmax,
+    Tensor.softmax: _softmax,
     torch.nn.functional.softmax: _softmax,
     torch.cummin: _cummin,
     torch.minimum: _minimum,
+    torch.maximum: _maximum,
+    Tensor.__gt__: lambda a, b: _greater(_subtract(a, b)),
+    Tensor.__lt__: lambda a, b: _greater(_subtract(b, a)),
     torch.stack: _stack,
     torch.cat: _cat,
     torch.addcmul: _addcmul,

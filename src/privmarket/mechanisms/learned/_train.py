@@ -76,6 +76,11 @@ class TrainingResult:
     weights: Weights
     path: Path | None = None
 
+    @property
+    def finished_before(self) -> bool:
+        """Whether an earlier session had finished it, so that nothing was left to do."""
+        return self.resumed_at == self.steps
+
     def __repr__(self) -> str:
         last = {name: values[-1] for name, values in self.curve.items() if values.size and name != "step"}
         figures = ", ".join(f"{name} {last[name]:.4g}" for name in ("objective", "regret") if name in last)
@@ -201,7 +206,10 @@ def train(
         seed=seed,
     )
     report = progress if callable(progress) else _Lines(run.steps) if progress else None
-    return complete(of, run, None if out is None else Path(out), report, resume, patience)
+    result = complete(of, run, None if out is None else Path(out), report, resume, patience)
+    if isinstance(report, _Lines) and result.finished_before:
+        print(f"already finished, at step {result.steps}", file=sys.stderr, flush=True)
+    return result
 
 
 def training_run(

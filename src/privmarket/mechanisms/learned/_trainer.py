@@ -95,8 +95,9 @@ class TrainingRun(ABC, Generic[Progress]):
         last = self.steps if until is None else until
         while self.step < last:
             progress = self.advance()
+            ended = stop is not None and stop(progress)
             report(progress)
-            if stop is not None and stop(progress):
+            if ended:
                 return True
         return False
 

@@ -53,7 +53,16 @@ def save(path: str | Path, weights: Weights) -> None:
     }
     # Not np.ascontiguousarray, which makes a vector of a scalar.
     arrays = {name: np.array(array, order="C") for name, array in weights.arrays.items()}
-    write_atomically(path, to_bytes(arrays, metadata=header))
+    write_atomically(path, _ordered(to_bytes(arrays, metadata=header)))
+
+
+def _ordered(file: bytes) -> bytes:
+    """The same file with its metadata sorted: safetensors gives it another order each time."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(end - 8)
+    return len(text).to_bytes(8, "little") + text + file[end:]
 
 
 def load(path: str | Path, mechanism: str) -> Weights:

@@ -94,7 +94,7 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
     written = [manifest.update(folder, fewer)]
     for question in kept_questions(folder):
         page = render_kept(question, folder)
-        written += write_page(page, folder / question.name, mark_of(question, folder))
+        written += write_page(page, folder / question.name, mark_of(question, folder), published=True)
     results = all_kept(folder)
     drawing = summary_table.draw(results)
     for kind in ("png", "svg"):

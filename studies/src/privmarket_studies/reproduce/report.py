@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,13 +39,30 @@ def _block(block: Block) -> str:
     return f"![{block.caption}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
 
 
-def write_page(page: ResultPage, folder: Path, mark: str = "") -> list[Path]:
+def _in_words(text: str, page: str, keep: Callable[[str], bool]) -> str:
+    """The text with links to pages that are not here replaced by where these stand in the repository."""
+
+    def link(found: re.Match[str]) -> str:
+        if keep(found[2]):
+            return found[0]
+        return f"{found[1]} ({os.path.normpath(f'docs/results/{page}/{found[2]}')} in the repository)"
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)]+)\)", link, text)
+
+
+def write_page(page: ResultPage, folder: Path, mark: str = "", *, published: bool = False) -> list[Path]:
     """Writes README.md, the figures and a CSV file per table into `folder`; returns the files.
 
     Args:
         mark: kept inside the SVG files, so that a figure can be told from one of earlier results.
+        published: whether the folder is that of the documentation, where all links lead somewhere.
     """
-    written = [_text(folder / "README.md", markdown(page))]
+    text = markdown(page)
+    if not published:
+        text = _in_words(
+            text, page.name, lambda target: os.path.exists(os.path.normpath(folder / target.partition("#")[0]))
+        )
+    written = [_text(folder / "README.md", text)]
     for block in page.blocks:
         if isinstance(block, Table):
             written.append(_text(folder / f"{block.name}.csv", block.csv()))
@@ -105,7 +124,8 @@ def _html(block: Block, folder: Path) -> str:
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     if isinstance(block, Text):
         # Links between pages lead to sections of this file.
-        return str(reader.render(block.markdown.replace("/README.md", "").replace("](../", "](#")))
+        text = _in_words(block.markdown, folder.name, lambda target: not target.startswith("../../"))
+        return str(reader.render(text.replace("/README.md", "").replace("](../", "](#")))
     if isinstance(block, Table):
         return f'<div class="scroll">{reader.render(block.markdown())}</div>'
     picture = (folder / f"{block.name}.svg").read_text(encoding="utf-8")

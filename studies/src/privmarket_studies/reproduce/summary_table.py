@@ -37,9 +37,10 @@ def block(results: Results, folder: str = "") -> str:
     misreports = results.over_seeds("regret", **_SETTING, attack="strong")
     parts = [
         f"![What each rule buys, and what a misreport gains]({folder}{NAME}.png)",
-        "*100 clients, budget 50, Uniform distribution: ε bought over the fluid bound (what one unit price posted "
-        "to all buys among many clients), and the mean gain from the best misreport that thousands of tries per "
-        f"client found, over the mean payment ({bought}; misreports: {misreports}; hatched: breaks the budget). "
+        "*100 clients, budget 50, Uniform distribution: ε bought over the fluid bound (the most that one list of "
+        "unit prices for everybody buys among many clients), and the mean gain from the best misreport that "
+        f"thousands of tries per client found, over the mean payment ({bought}; misreports: {misreports}; "
+        "hatched: breaks the budget). "
         "Rules that promise anything in ε promise it for offers of less than a client has; offers of more count "
         f"only where the client can still deliver what is bought ([both directions]({folder}rq1/README.md)). "
         f"Commands and settings: [RQ1]({folder}rq1/README.md) to [RQ4]({folder}rq4/README.md). "

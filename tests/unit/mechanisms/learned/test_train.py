@@ -234,7 +234,32 @@ def test_patience_ends_a_training(tmp_path):
     done = pm.train(Rows, distribution="uniform", **still, patience=3, loss="penalty", out=out)
     assert done.stopped_early
     assert done.steps < 60
-    assert out.exists()
+    written = out.read_bytes()
+    for _ in range(2):  # there is nothing left to do
+        again = pm.train(Rows, distribution="uniform", **still, patience=3, loss="penalty", out=out)
+        assert again.stopped_early
+        assert again.finished_before
+        assert again.steps == done.steps
+        assert out.read_bytes() == written
+    longer = pm.train(Rows, distribution="uniform", **still, patience=5, loss="penalty", out=out)
+    assert longer.resumed_at == done.steps < longer.steps
+
+
+def test_an_interrupt_after_the_last_step_before_patience_ended_is_no_further_step(tmp_path):
+    still = {**SMALL, "steps": 60, "learning_rate": 1e-9, "patience": 3, "loss": "penalty"}
+    straight = pm.train(Rows, distribution="uniform", **still)
+
+    def interrupt(step):
+        if step.step in (straight.steps - 2, straight.steps):
+            raise KeyboardInterrupt
+
+    out = tmp_path / "w.safetensors"
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            pm.train(Rows, distribution="uniform", **{**still, "progress": interrupt}, out=out)
+    done = pm.train(Rows, distribution="uniform", **still, out=out)
+    assert (done.resumed_at, done.steps, done.stopped_early) == (straight.steps, straight.steps, True)
+    np.testing.assert_array_equal(arrays(done), arrays(straight))
 
 
 def test_a_menu_is_learned_by_the_same_door(tmp_path):

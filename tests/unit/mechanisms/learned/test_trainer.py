@@ -30,7 +30,13 @@ from privmarket.mechanisms.learned._mfg_regretnet import MeanFieldNetwork
 from privmarket.mechanisms.learned._misreports import Misreports, worst_group_excess
 from privmarket.mechanisms.learned._recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
 from privmarket.mechanisms.learned._regretnet import RegretNet
-from privmarket.mechanisms.learned._session import checkpoint_path, load_checkpoint, run_recipe, save_checkpoint
+from privmarket.mechanisms.learned._session import (
+    checkpoint_path,
+    copied,
+    load_checkpoint,
+    run_recipe,
+    save_checkpoint,
+)
 from privmarket.mechanisms.learned._trainer import mechanism_class, new_trainer
 from privmarket.mechanisms.learned._weights import WeightsError
 
@@ -76,7 +82,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(name, tmp_path):
     straight.run(lambda progress: None)
     first = new_trainer(recipe, LAWS)
     first.run(lambda progress: None, until=5)
-    save_checkpoint(tmp_path / "c", first, {"seconds": 1.0})
+    save_checkpoint(tmp_path / "c", first, copied(first, {"seconds": 1.0}))
     second = new_trainer(recipe, LAWS)
     assert load_checkpoint(tmp_path / "c", second) == {"seconds": 1.0}
     second.run(lambda progress: None)
@@ -87,7 +93,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(name, tmp_path):
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     run = new_trainer(SMALL, LAWS)
-    save_checkpoint(tmp_path / "c", run, {})
+    save_checkpoint(tmp_path / "c", run, copied(run, {}))
     with pytest.raises(WeightsError, match="other settings"):
         load_checkpoint(tmp_path / "c", new_trainer(replace(SMALL, seed=1), LAWS))
 
