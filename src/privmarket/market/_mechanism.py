@@ -20,6 +20,8 @@ from privmarket.market._outcome import Outcome, is_beyond
 
 # How many numbers the default `unilateral` may hold in one field at once.
 _CHUNK_CELLS = 2_000_000
+# So little below 0, as a share of a client's offer or of the budget, is a difference that should have come out as 0.
+_DUST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,12 @@ class Mechanism(ABC):
                 )
             # min and max carry a NaN along, and every comparison with it is false.
             if not (array.min() >= 0 and array.max() < np.inf):
+                scale = bids.epsilon if name == "epsilon" else column
+                array = np.where((array < 0) & (array >= -_DUST * scale), 0.0, array)
                 bad = ~((array >= 0) & (array < np.inf))
-                raise self._refusal(bad, name, array, bids, "finite and at least 0")
+                if bad.any():
+                    raise self._refusal(bad, name, array, bids, "finite and at least 0")
+                outcome = replace(outcome, **{name: array})
         if not self.sells_beyond_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
             above = is_beyond(outcome.epsilon, bids.epsilon)
             if above.any():
@@ -253,8 +259,8 @@ class Mechanism(ABC):
             budget: (..., 1) positive money per market, ready to be compared with (..., clients).
 
         Returns:
-            An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0, and no client
-            sells more ε than it offered.
+            An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0 (`run` makes 0 of
+            what rounding leaves below it), and no client sells more ε than it offered.
         """
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:

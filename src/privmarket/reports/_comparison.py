@@ -410,7 +410,7 @@ class Comparison:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """A line per rule, distribution, size and seed with every figure; also written to `path` where given."""
-        rows = [report.figures() for report in self.reports]
+        rows = self._figures()
         text = StringIO(newline="")
         writer = csv.DictWriter(text, list(rows[0]) if rows else ["mechanism"])
         writer.writeheader()
@@ -421,8 +421,14 @@ class Comparison:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per report, one column per figure; nested figures as `regret.mean` and so on. Needs pandas."""
+        return pandas.DataFrame(self._figures()).set_index("mechanism")
+
+    def _figures(self) -> list[dict[str, object]]:
+        """`AuditReport.figures` of each report, all with the same names; None where a report has no such figure."""
         rows = [report.figures() for report in self.reports]
-        return pandas.DataFrame(rows).set_index("mechanism")
+        names = dict.fromkeys(name for row in rows for name in row)
+        nested = {name.partition(".")[0] for name in names if "." in name}
+        return [{name: row.get(name) for name in names if name not in nested} for row in rows]
 
     def plot(self, path: str | Path | None = None, *, width: float = 7.0) -> Figure:
         """Value and incentive by rule; also written to `path` (PNG, PDF, SVG …) where given.

@@ -204,3 +204,14 @@ def test_one_of_several_reports_is_not_picked_silently():
     several = pm.compare("pac", scenarios=["uniform", "bimodal"], clients=4, profiles=1)
     with pytest.raises(ConfigurationError, match="has 2 reports"):
         _ = several["pac"]
+
+
+def test_rules_with_and_without_coins_are_lines_of_one_csv():
+    def posted(bids, budget, rng):
+        return flat_price(bids, budget)
+
+    found = pm.compare([("coins", posted), ("none", flat_price)], clients=4, profiles=1, attack=FEW)
+    lines = {line["mechanism"]: line for line in csv.DictReader(StringIO(found.to_csv()))}
+    assert lines["coins"]["regret_in_expectation.coins"] == "20"
+    assert lines["none"]["regret_in_expectation.coins"] == ""
+    assert list(found.to_frame().columns) == list(lines["none"])[1:]
