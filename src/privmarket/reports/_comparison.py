@@ -78,8 +78,9 @@ def audit(
         exact: also compare with the best truthful rule on a grid of types, for at most 4 clients.
         certify: also bound from above what any misreport can gain, for menus and network rules.
         coins: how often the coins of a randomised rule are thrown. Each throw is attacked as a rule of its own
-            (universal truthfulness), and their mean is attacked in expectation.
-        progress: called with the number of markets attacked so far.
+            (universal truthfulness), on one of the attacked markets in turn, and their mean in expectation. There
+            are max(profiles, coins) attacks. What gains under one throw breaks a promise.
+        progress: called with the number of attacks done: one per market, or per throw where these are more.
         settings: settings of the rule.
     """
     distribution = distribution_of(scenario)
