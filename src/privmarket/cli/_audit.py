@@ -27,12 +27,7 @@ from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.market._attacks import LEVELS
 from privmarket.market._audit import AuditReport, RegretSummary
-from privmarket.market._distributions import (
-    Distribution,
-    EmpiricalDistribution,
-    distribution as distribution_called,
-    independence_test,
-)
+from privmarket.market._distributions import Distribution, EmpiricalDistribution, independence_test
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._randomised import RandomisedMechanism
@@ -43,6 +38,7 @@ from privmarket.reports._comparison import (
     attack_called,
     audit as run,
     compare,
+    distribution_called,
     market_code,
     rule_code,
 )
@@ -56,7 +52,10 @@ _Mechanism = Annotated[
     ),
 ]
 Scenario = Annotated[
-    str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
+    str,
+    typer.Option(
+        help="uniform, bimodal, lognormal, valuation-function, a CSV file of past bids, or your own file.py:Name."
+    ),
 ]
 Objective = Annotated[
     str,
@@ -95,9 +94,7 @@ def audit(
     certify: Annotated[
         bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
     ] = False,
-    coins: Annotated[
-        int, typer.Option(min=1, help="Throws of a rule's coins; each is attacked.")
-    ] = 20,
+    coins: Annotated[int, typer.Option(min=1, help="Throws of a rule's coins; each is attacked.")] = 20,
     independent: Annotated[
         bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
     ] = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -421,10 +422,11 @@ def audit(
         progress: called with the number of attacks done.
     """
     level = attack if isinstance(attack, attacks.Level) else attacks.own_level(attack)
-    if clients < 1 or profiles < 1 or coins < 1:
-        raise ConfigurationError(
-            f"{clients} clients, {profiles} profiles, {coins} coins", "give at least 1 of each"
-        )
+    for name, number in (("clients", clients), ("profiles", profiles), ("coins", coins)):
+        require_whole(name, number, 1)
+    require_whole("seed", seed, 0)
+    if isinstance(budget, bool) or not isinstance(budget, Real) or not 0 < budget < float("inf"):
+        raise ConfigurationError(f"budget is {budget!r}", "give money per market, a number above 0")
     rng = np.random.default_rng(seed)
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
@@ -508,6 +510,16 @@ def audit(
         ),
         rule_code="",
     )
+
+
+def require_whole(name: str, number: object, least: int) -> None:
+    """Refuses what is no whole number, or below the least one.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
+        raise ConfigurationError(f"{name} is {number!r}", f"give a whole number, at least {least}")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ class TypeGrid(Distribution):
     def of(distribution: Distribution, valuations: int = 6, epsilons: int = 2) -> TypeGrid:
         """A grid that stands for a distribution: the middles of equally likely ranges of v and of ε.
 
-        Equal middles, as discrete distributions have them, are one type. Where v depends on ε, the grid keeps how often each pair occurs in a large sample of the distribution.
+        Equal middles, as discrete distributions have them, are one type. Where v depends on ε, the grid keeps how
+        often each pair occurs in a large sample of the distribution.
         """
         v_middle = (np.arange(valuations) + 0.5) / valuations
         e_middle = (np.arange(epsilons) + 0.5) / epsilons

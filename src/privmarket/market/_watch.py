@@ -66,7 +66,8 @@ class Record:
         self, promise: OutcomeGuarantee, bids: Bids, outcome: Outcome, budget: Array
     ) -> tuple[int, ...] | None:
         """Where the promise is broken by more than was seen before; None where it is not."""
-        excess = promise.excess(bids, outcome, budget)
+        with np.errstate(over="ignore"):  # pay above a cost of next to nothing
+            excess = promise.excess(bids, outcome, budget)
         if float(excess.max()) <= self._worst.get(promise.label, TOLERANCE):
             return None
         if isinstance(promise, IndividuallyRational):
