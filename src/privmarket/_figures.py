@@ -71,7 +71,7 @@ def own_look(rule: str, number: int) -> dict[str, Any]:
     """
     look = line_look(rule)
     if look["marker"] == "*":
-        look |= {"marker": (3, 1, 0), "ms": 7.0, "mew": 1.0}  # three rays
+        look |= {"marker": "o", "fillstyle": "left", "ms": 6.0, "mew": 1.0}  # a half-filled disc
     if rule.partition(":")[0] not in _LOOKS:
         look |= {"color": _OWN[number % 6], "marker": _OWN_MARKERS[number % 6], "mec": "black", "mew": 0.8}
     return look
