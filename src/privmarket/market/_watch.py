@@ -39,28 +39,46 @@ class Record:
         self.promises = tuple(promises)
         self.findings: dict[str, Finding] = {}
         self._worst: dict[str, float] = {}
+        self._room: Array = np.empty(0)
 
     def look(self, rule: Mechanism, bids: Bids, outcome: Outcome, budget: Array) -> None:
         """Holds outcomes (..., clients) of truthful `bids` under `budget`, (..., 1), against every promise."""
         for promise in self.promises:
+            if self._surely_kept(promise, rule, bids, outcome):
+                continue
             at = self._worse(promise, bids, outcome, budget)
             if at is not None:
                 market = at[:-1]
                 self._keep(promise, rule, bids[market] if market else bids, float(budget[(*market, 0)]))
 
     def look_at_deviations(
-        self, rule: Mechanism, bids: Bids, reports: Bids, outcome: Outcome, budget: Array
+        self, rule: Mechanism, bids: Bids, reports: Bids, outcome: Outcome, budget: ArrayLike
     ) -> None:
         """The same for the answers of `unilateral`, of which each is about one client's own report."""
         for promise in self.promises:
-            if isinstance(promise, IndividuallyRational | WithinOffer):
-                at = self._worse(promise, reports, outcome, budget)
+            about_clients = isinstance(promise, IndividuallyRational | WithinOffer)
+            if about_clients and not self._surely_kept(promise, rule, reports, outcome):
+                column = budget_column(budget, bids.shape)
+                at = self._worse(promise, reports, outcome, column)
                 if at is not None:
                     market, client = at[:-1], np.array(at[-1:])
                     one, report = (each[market] if market else each for each in (bids, reports))
-                    money = float(budget[(*market, 0)])
+                    money = float(column[(*market, 0)])
                     self._keep(promise, rule, deviations(one, report, client)[0], money)
                     refuse_apart(rule, one, report, money, client)
+
+    def _surely_kept(self, promise: OutcomeGuarantee, rule: Mechanism, bids: Bids, outcome: Outcome) -> bool:
+        """Whether a promise holds beyond doubt, by less work than it takes to measure by how much."""
+        if isinstance(promise, WithinOffer):
+            return not rule.sells_beyond_offers  # run refuses such an outcome
+        if isinstance(promise, IndividuallyRational):
+            # In one place, again and again: fresh memory for each auction takes longer than the product.
+            if self._room.shape != bids.shape:
+                self._room = np.empty(bids.shape)
+            cost = np.multiply(bids.valuation, outcome.epsilon, out=self._room)
+            cost *= 1 - TOLERANCE
+            return not bool((cost > outcome.payment).any())
+        return False
 
     def _worse(
         self, promise: OutcomeGuarantee, bids: Bids, outcome: Outcome, budget: Array
@@ -123,7 +141,7 @@ class _WatchedAnswers(Watched):
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """What the rule answers."""
         outcome = self.rule.unilateral(bids, reports, budget)
-        self.record.look_at_deviations(self.rule, bids, reports, outcome, budget_column(budget, bids.shape))
+        self.record.look_at_deviations(self.rule, bids, reports, outcome, budget)
         return outcome
 
 
