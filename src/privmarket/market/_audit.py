@@ -455,7 +455,7 @@ def audit(
         for direction, regret in here.items():
             found[direction].append(_Attacked(market, rule.rule, regret))
         progress(index + 1)
-    try_designed_markets(rules, types, budget)
+    failed = try_designed_markets(rules, types, budget)
     paid = float(outcome.payment.mean())
     gains = {direction: np.stack([one.regret.gain for one in each]) for direction, each in found.items()}
     summaries = {direction: _summary(gain, paid, profiles) for direction, gain in gains.items()}
@@ -506,7 +506,7 @@ def audit(
         attacks=(
             *level.words,
             upward.words,
-            *_further_attacks(coalition, expected, mechanism.guarantees),
+            *_further_attacks(coalition, expected, mechanism.guarantees, failed),
         ),
         rule_code="",
     )
@@ -539,12 +539,13 @@ class _Attacked:
 
 
 def _further_attacks(
-    coalition: int | None, expected: ExpectedGain | None, promises: tuple[Guarantee, ...]
+    coalition: int | None, expected: ExpectedGain | None, promises: tuple[Guarantee, ...], failed: int
 ) -> list[str]:
     """The searches that not every audit runs, in words."""
     said = []
     if any(isinstance(promise, OutcomeGuarantee) for promise in promises):
-        said.append("pay and budget: every auction that was run, and designed markets under three budgets")
+        words = "pay and budget: every auction that was run, and designed markets under three budgets"
+        said.append(f"{words}; in {failed} of these the rule raised an error" if failed else words)
     if coalition is not None:
         said.append(f"joint misreports of coalitions of {coalition}")
     if expected is not None:

@@ -122,3 +122,15 @@ def test_a_lie_of_unilateral_that_gains_is_run():
 
     with pytest.raises(OutcomeError, match="unilateral answers"):
         audit(Boasts(), UNIFORM, 5, 2.5, profiles=1, attack=FEW)
+
+
+def test_a_rule_that_cannot_clear_a_designed_market_is_still_audited():
+    class Divides(Posted):
+        def pay(self, bids, pay):
+            if (bids.valuation.sum(axis=-1) == 0).any():
+                raise ZeroDivisionError("nobody has a cost")
+            return pay * np.where((bids.valuation == bids.valuation[..., :1]).all(axis=-1, keepdims=True), 3.0, 1.0)
+
+    report = audit(Divides(), UNIFORM, 5, 2.5, profiles=1, attack=FEW)
+    assert report.broken == ("within budget",)
+    assert "in 3 of these the rule raised an error" in report.attacks[-1]
