@@ -426,7 +426,7 @@ def audit(
         require_whole(name, number, 1)
     require_whole("seed", seed, 0)
     if isinstance(budget, bool) or not isinstance(budget, Real) or not 0 < budget < float("inf"):
-        raise ConfigurationError(f"budget is {budget!r}", "give money per market, a number above 0")
+        raise ConfigurationError(f"budget is {budget!r}: must be finite and above 0", "give the money per market")
     rng = np.random.default_rng(seed)
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
