@@ -61,15 +61,19 @@ def line_look(mechanism: str) -> dict[str, Any]:
 
 
 _OWN = ("#EE3377", "#117733", "#661100", "#DDCC77", "#6699CC", "#AA4466")
+_OWN_MARKERS = ("o", "s", "^", "D", "v", "p")
 
 
 def own_look(rule: str, number: int) -> dict[str, Any]:
-    """As `line_look`; a rule that is not of this package gets a colour and a marker of its own, by its number."""
+    """As `line_look`, but no star, which here marks a broken promise.
+
+    A rule that is not of this package gets a colour and a marker of its own, by its number, with a black edge.
+    """
     look = line_look(rule)
+    if look["marker"] == "*":
+        look |= {"marker": "o", "fillstyle": "left", "ms": 6.0, "mew": 1.0}  # a half-filled disc
     if rule.partition(":")[0] not in _LOOKS:
-        look["color"] = _OWN[number % len(_OWN)]
-        look["marker"] = ("$a$", "$b$", "$c$", "$d$", "$e$", "$f$")[number % 6]
-        look["ms"] = 6.5
+        look |= {"color": _OWN[number % 6], "marker": _OWN_MARKERS[number % 6], "mec": "black", "mew": 0.8}
     return look
 
 

@@ -27,14 +27,10 @@ from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.market._attacks import LEVELS
 from privmarket.market._audit import AuditReport, RegretSummary
-from privmarket.market._distributions import (
-    Distribution,
-    EmpiricalDistribution,
-    distribution as distribution_called,
-    independence_test,
-)
+from privmarket.market._distributions import Distribution, EmpiricalDistribution, independence_test
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
+from privmarket.market._randomised import RandomisedMechanism
 from privmarket.mechanisms import resolve
 from privmarket.mechanisms._registry import UNTRAINED as UNTRAINED_FORM
 from privmarket.reports._comparison import (
@@ -42,6 +38,7 @@ from privmarket.reports._comparison import (
     attack_called,
     audit as run,
     compare,
+    distribution_called,
     market_code,
     rule_code,
 )
@@ -55,7 +52,10 @@ _Mechanism = Annotated[
     ),
 ]
 Scenario = Annotated[
-    str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
+    str,
+    typer.Option(
+        help="uniform, bimodal, lognormal, valuation-function, a CSV file of past bids, or your own file.py:Name."
+    ),
 ]
 Objective = Annotated[
     str,
@@ -94,7 +94,7 @@ def audit(
     certify: Annotated[
         bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
     ] = False,
-    coins: Annotated[int, typer.Option(min=1, help="Throws of the coins, for a rule that throws some.")] = 20,
+    coins: Annotated[int, typer.Option(min=1, help="Throws of a rule's coins; each is attacked.")] = 20,
     independent: Annotated[
         bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
     ] = False,
@@ -145,7 +145,8 @@ def audit(
     given = parse_settings(settings)
     search = attack_called("strong" if attack is None else attack)
     rule = resolve(mechanism, market=MarketFacts.of(distribution), **given)
-    with ProgressBar("attacking", profiles, transient=True) as bar:
+    throws = coins if isinstance(rule, RandomisedMechanism) else 1
+    with ProgressBar("attacking", max(profiles, throws), transient=True) as bar:
         report = run(
             rule,
             scenario=distribution,
@@ -195,8 +196,10 @@ def untrained_note(rule: Mechanism) -> str:
 def _how_to_replay(report: AuditReport, market: str) -> str:
     """Python that runs the first witness again, its market drawn as the audit drew it."""
     promise, witness = next(iter(report.witnesses.items()))
-    index = witness.market[0] if witness.market else 0
-    drawn = f"{market}.sample(np.random.default_rng({report.seed}), {report.clients}, ({report.markets},))[{index}]"
+    drawn = ""
+    if market and witness.market:
+        shape = f"{report.clients}, ({report.markets},)"
+        drawn = f"{market}.sample(np.random.default_rng({report.seed}), {shape})[{witness.market[0]}]"
     return f"To run the witness of “{promise}” again, in Python:\n\n{report.replay(promise, market=drawn)}"
 
 
@@ -341,11 +344,17 @@ def _table(report: AuditReport) -> Table:
     table.add_row(
         "fluid bound (truthful rules that see v, ε and records; many clients)", f"{report.fluid_bound:.6g}"
     )
-    table.add_row("ratio to the fluid bound", f"{report.fluid_ratio:.4f}")
+    table.add_row(
+        "ratio to the fluid bound, ± its standard error",
+        f"{report.fluid_ratio:.4f} ± {report.fluid_ratio_error:.4f}",
+    )
     if report.one_price_bound != report.fluid_bound:
         table.add_row("  with one list of prices for everybody", f"{report.one_price_bound:.6g}")
     table.add_row("first-best bound (costs known)", f"{report.first_best_bound:.6g}")
-    table.add_row("ratio to the first-best bound", f"{report.first_best_ratio:.4f}")
+    table.add_row(
+        "ratio to the first-best bound, ± its standard error",
+        f"{report.first_best_ratio:.4f} ± {report.first_best_ratio_error:.4f}",
+    )
     if report.prior_free_reference is not None:
         table.add_row("(1 − 1/e) of the first best (no distribution known)", f"{report.prior_free_reference:.6g}")
     if report.optimum is not None and report.optimum_ratio is not None:

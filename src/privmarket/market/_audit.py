@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,16 @@ from privmarket.market._mechanism import (
 )
 from privmarket.market._objectives import TOTAL_EPSILON, Objective, TotalEpsilon
 from privmarket.market._outcome import Outcome
-from privmarket.market._randomised import ExpectedGain, FixedCoins, RandomisedMechanism, gain_in_expectation
+from privmarket.market._randomised import (
+    ExpectedGain,
+    FixedCoins,
+    RandomisedMechanism,
+    best_on_average,
+    gains_by_throw,
+    measured_gain,
+)
 from privmarket.market._replay import replay_code
+from privmarket.market._watch import Record, check_answers, try_designed_markets, watched
 
 if TYPE_CHECKING:
     import pandas
@@ -133,7 +142,8 @@ class AuditReport:
     """Everything `privmarket audit` says. Means are per market unless named otherwise.
 
     Attributes:
-        profiles: markets that were attacked; markets: markets that the other figures are averaged over.
+        profiles: markets that were attacked, a rule with coins under every throw at least once; markets: markets
+            that the other figures are averaged over.
         regret: gains from misreports of valuation and ε together, with offers up to the client's own.
         regret_in_valuation: gains from misreports of the valuation alone.
         regret_in_epsilon: gains from withheld ε alone.
@@ -144,6 +154,7 @@ class AuditReport:
         collusion: gains from joint misreports of coalitions; None where none were attacked.
         fluid_ratio: objective over the fluid bound (for an error: bound over objective), which is for truthful
             rules that see v, ε and records; see `bounds`.
+        fluid_ratio_error, first_best_ratio_error: standard errors of the ratios, by the markets that were sampled.
         one_price_bound: what one list of prices for everybody buys; below the fluid bound where v depends on ε.
         prior_free_reference: 1 − 1/e of the first best, for total ε; None for other aims.
         optimum: the most that a truthful rule buys on a grid of types; None unless it was asked for.
@@ -183,9 +194,11 @@ class AuditReport:
     objective_value: float
     fluid_bound: float
     fluid_ratio: float
+    fluid_ratio_error: float
     one_price_bound: float
     first_best_bound: float
     first_best_ratio: float
+    first_best_ratio_error: float
     prior_free_reference: float | None
     optimum: float | None
     optimum_ratio: float | None
@@ -269,7 +282,8 @@ class AuditReport:
         return "\n".join(
             (
                 f"{self.mechanism} on {self.scenario}: {counted(self.clients, 'client')}, budget {self.budget:g}",
-                f"  buys {self.epsilon_bought:.4g} ε for {self.spend:.4g}: {self.fluid_ratio:.1%} of the bound",
+                f"  buys {self.epsilon_bought:.4g} ε for {self.spend:.4g}: {self.fluid_ratio:.1%} of the bound "
+                f"(± {self.fluid_ratio_error:.1%})",
                 f"  best misreport found gains {gain} ({counted(self.profiles, 'market')} attacked)",
                 f"  underpaid {self.rationality_violations:.2%} of clients, over budget "
                 f"{self.budget_violations:.2%} of markets, beyond the offer {self.offer_violations:.2%} of clients",
@@ -285,7 +299,7 @@ class AuditReport:
         facts = [
             ("ε bought", f"{self.epsilon_bought:.4g}"),
             ("spent", f"{self.spend:.4g}"),
-            ("over the fluid bound", f"{self.fluid_ratio:.3f}"),
+            ("over the fluid bound", f"{self.fluid_ratio:.3f} ± {self.fluid_ratio_error:.3f} (standard error)"),
             ("underpaid", f"{self.rationality_violations:.2%} of clients"),
             ("over budget", f"{self.budget_violations:.2%} of markets"),
             ("beyond the offer", f"{self.offer_violations:.2%} of clients"),
@@ -402,14 +416,17 @@ def audit(
         coalition: also search joint misreports of coalitions of so many clients.
         exact: also compute the exact optimum on a grid of types, for at most 4 clients.
         certify: also bound from above what a misreport can gain, for menus and network rules.
-        coins: how often the coins of a randomised rule are thrown: each throw is attacked as a rule of its own,
-            and their mean is attacked in expectation.
+        coins: how often the coins of a randomised rule are thrown: each throw is attacked as a rule of its own, on
+            one of the attacked markets in turn, so that there are max(profiles, coins) attacks; and their mean is
+            attacked in expectation.
+        progress: called with the number of attacks done.
     """
     level = attack if isinstance(attack, attacks.Level) else attacks.own_level(attack)
-    if clients < 1 or profiles < 1 or coins < 1:
-        raise ConfigurationError(
-            f"{clients} clients, {profiles} profiles, {coins} coins", "give at least 1 of each"
-        )
+    for name, number in (("clients", clients), ("profiles", profiles), ("coins", coins)):
+        require_whole(name, number, 1)
+    require_whole("seed", seed, 0)
+    if isinstance(budget, bool) or not isinstance(budget, Real) or not 0 < budget < float("inf"):
+        raise ConfigurationError(f"budget is {budget!r}: must be finite and above 0", "give the money per market")
     rng = np.random.default_rng(seed)
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
@@ -427,26 +444,39 @@ def audit(
         "epsilon_up": upward,
         "joint": level.joint,
     }
-    found: dict[str, list[attacks.Regret]] = {direction: [] for direction in searches}
-    for index in range(profiles):
-        market = types[index]
-        # A rule with coins is attacked under one throw per market, as a rule that knows no chance.
-        rule = thrown[index % len(thrown)]
-        for direction, search in searches.items():
-            found[direction].append(search(rule, market, budget, rng))
-        joint = found["joint"][-1].worst_of(found["valuation"][-1]).worst_of(found["epsilon"][-1])
-        found["joint"][-1] = joint
+    record = Record([promise for promise in mechanism.guarantees if isinstance(promise, OutcomeGuarantee)])
+    rules = [watched(rule, record) for rule in thrown]
+    found: dict[str, list[_Attacked]] = {direction: [] for direction in searches}
+    for index in range(max(profiles, len(thrown))):
+        # A rule with coins is attacked under one throw at a time, as a rule that knows no chance.
+        market = index % profiles
+        rule = rules[index % len(rules)]
+        here = {name: search(rule, types[market], budget, rng) for name, search in searches.items()}
+        here["joint"] = here["joint"].worst_of(here["valuation"]).worst_of(here["epsilon"])
+        check_answers(rule, types[market], budget, [*here.values()])
+        for direction, regret in here.items():
+            found[direction].append(_Attacked(market, rule.rule, regret))
         progress(index + 1)
+    failed = try_designed_markets(rules, types, budget)
     paid = float(outcome.payment.mean())
-    gains = {direction: np.stack([one.gain for one in each]) for direction, each in found.items()}
-    summaries = {direction: _summary(gain, paid) for direction, gain in gains.items()}
-    findings = tuple(
-        _with_types(finding, types, budget, thrown)
-        for finding in _findings(mechanism, thrown, types, outcome, budget, found, summaries["joint"], rng)
-    )
+    gains = {direction: np.stack([one.regret.gain for one in each]) for direction, each in found.items()}
+    summaries = {direction: _summary(gain, paid, profiles) for direction, gain in gains.items()}
     expected = None
     if isinstance(mechanism, RandomisedMechanism):
-        expected = gain_in_expectation(mechanism, types[0], budget, level.joint, coins, seed)
+        lies = best_on_average(mechanism, types[0], budget, level.joint, coins, seed)
+        expected = measured_gain(mechanism, types[0], budget, lies, coins, seed)
+        alone = {
+            "joint": lies,
+            "valuation": replace(lies, epsilon=types[0].epsilon),
+            "epsilon": replace(lies, valuation=types[0].valuation),
+        }
+        for direction, one in alone.items():
+            worst = gains_by_throw(mechanism, types[0], budget, one, range(seed, seed + 2 * coins))
+            found[direction].append(_Attacked(0, *worst))
+    findings = tuple(
+        _with_types(finding, types, budget, thrown)
+        for finding in _findings(mechanism, thrown, types, outcome, budget, found, summaries["joint"], rng, record)
+    )
     best = exact_optimum(distribution, clients, budget) if exact else None
     certified = _certified(mechanism, types[:profiles], budget, paid, gains) if certify else None
     return AuditReport(
@@ -475,14 +505,49 @@ def audit(
         findings=findings,
         declared=tuple(promise.label for promise in mechanism.guarantees),
         broken=tuple(finding.promise for finding in findings if not finding.held),
-        attacks=(*level.words, upward.words, *_further_attacks(coalition, expected)),
+        attacks=(
+            *level.words,
+            upward.words,
+            *_further_attacks(coalition, expected, mechanism.guarantees, failed),
+        ),
         rule_code="",
     )
 
 
-def _further_attacks(coalition: int | None, expected: ExpectedGain | None) -> list[str]:
+def require_whole(name: str, number: object, least: int) -> None:
+    """Refuses what is no whole number, or below the least one.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
+        raise ConfigurationError(f"{name} is {number!r}", f"give a whole number, at least {least}")
+
+
+@dataclass(frozen=True)
+class _Attacked:
+    """What an attack found in the sampled market of this number, for the rule or for one throw of its coins."""
+
+    market: int
+    rule: Mechanism
+    regret: attacks.Regret
+
+    def placed(self, finding: Finding, types: Bids, budget: float) -> Finding:
+        """The finding with this market in its witness."""
+        if finding.witness is None:
+            return finding
+        told = WitnessTypes.of(types[self.market], float(budget), _coins_of(self.rule))
+        return replace(finding, witness=replace(finding.witness, market=(self.market,), types=told))
+
+
+def _further_attacks(
+    coalition: int | None, expected: ExpectedGain | None, promises: tuple[Guarantee, ...], failed: int
+) -> list[str]:
     """The searches that not every audit runs, in words."""
     said = []
+    if any(isinstance(promise, OutcomeGuarantee) for promise in promises):
+        words = "pay and budget: every auction that was run, and designed markets under three budgets"
+        said.append(f"{words}; in {failed} of these the rule raised an error" if failed else words)
     if coalition is not None:
         said.append(f"joint misreports of coalitions of {coalition}")
     if expected is not None:
@@ -520,8 +585,8 @@ def student_t(level: float, degrees: int) -> float:
     return float(special.stdtrit(degrees, level))
 
 
-def _summary(gain: Array, paid: float) -> RegretSummary:
-    """The figures of gains, (markets, clients)."""
+def _summary(gain: Array, paid: float, markets: int) -> RegretSummary:
+    """The figures of gains, (attacks, clients); the attacks go over so many markets, round and round."""
 
     def share(figure: float) -> float:
         return figure / paid if paid > 0 else 0.0
@@ -530,9 +595,9 @@ def _summary(gain: Array, paid: float) -> RegretSummary:
     percentile = float(np.percentile(gain, 99))
     maximum = float(gain.max())
     half = 0.0
-    if len(gain) > 1:
-        of_markets = gain.mean(axis=-1)
-        half = student_t(0.975, len(gain) - 1) * float(of_markets.std(ddof=1)) / len(gain) ** 0.5
+    if markets > 1:
+        of_markets = np.array([gain[market::markets].mean() for market in range(markets)])
+        half = student_t(0.975, markets - 1) * float(of_markets.std(ddof=1)) / markets**0.5
     return RegretSummary(
         mean=mean,
         percentile_99=percentile,
@@ -597,7 +662,9 @@ def _outcome_figures(types: Bids, outcome: Outcome, budget: float) -> dict[str, 
 def _bound_figures(
     types: Bids, outcome: Outcome, distribution: Distribution, budget: float, objective: Objective
 ) -> dict[str, float]:
-    value = float(objective.value(outcome, types).mean())
+    values = objective.value(outcome, types)
+    value = float(values.mean())
+    error = float(values.std(ddof=1)) / values.size**0.5 / value if values.size > 1 and value else float("inf")
     fluid = fluid_bound(distribution, types.clients, budget, objective)
     best = first_best_bound(distribution, types.clients, budget, objective)
 
@@ -608,9 +675,11 @@ def _bound_figures(
         "objective_value": value,
         "fluid_bound": fluid,
         "fluid_ratio": ratio(fluid),
+        "fluid_ratio_error": ratio(fluid) * error if ratio(fluid) else 0.0,
         "one_price_bound": one_price_bound(distribution, types.clients, budget, objective),
         "first_best_bound": best,
         "first_best_ratio": ratio(best),
+        "first_best_ratio_error": ratio(best) * error if ratio(best) else 0.0,
     }
 
 
@@ -637,9 +706,10 @@ def _findings(
     types: Bids,
     outcome: Outcome,
     budget: float,
-    found: dict[str, list[attacks.Regret]],
+    found: dict[str, list[_Attacked]],
     joint: RegretSummary,
     rng: np.random.Generator,
+    record: Record,
 ) -> tuple[Finding, ...]:
     """What the outcomes and the attacks say about each promise.
 
@@ -648,21 +718,21 @@ def _findings(
 
     def judged(promise: Guarantee) -> Finding:
         if isinstance(promise, OutcomeGuarantee):
-            return promise.holds(types, outcome, budget)
+            sampled = promise.holds(types, outcome, budget)
+            return record.findings.get(promise.label, sampled) if sampled.held else sampled
         if isinstance(promise, Truthful):
             direction = "joint" if promise.in_ == "both" else promise.in_
-            index = _worst_market(found[direction])
-            finding = promise.judge(thrown[index % len(thrown)], types[index], budget, found[direction][index])
-            return _in_market(finding, index)
+            worst = _worst(found[direction])
+            return worst.placed(promise.judge(worst.rule, types[worst.market], budget, worst.regret), types, budget)
         if isinstance(promise, ApproximatelyTruthful):
             # The promise is about a mean over markets, which a few unlucky ones do not break: the lower end of the
             # 95 % interval does, or the mean itself where only one market was attacked.
             over = joint.mean_share_low - promise.max_regret
             if over <= 0:
                 return Finding(promise.label, True, 0.0)
-            index = _worst_market(found["joint"])
-            worst = largest_misreport(thrown[index % len(thrown)], types[index], budget, found["joint"][index])
-            return _in_market(Finding(promise.label, False, over, worst), index)
+            worst = _worst(found["joint"])
+            lie = largest_misreport(worst.rule, types[worst.market], budget, worst.regret)
+            return worst.placed(Finding(promise.label, False, over, lie), types, budget)
         return promise.check(thrown[0], types[:1], budget, rng)
 
     findings = [judged(promise) for promise in promises_of(mechanism)]
@@ -677,24 +747,21 @@ def _findings(
 def _with_types(finding: Finding, types: Bids, budget: float, thrown: list[Mechanism]) -> Finding:
     """The finding with the whole market in its witness, so that the rule can be run on it again."""
     witness = finding.witness
-    if witness is None:
+    if witness is None or witness.types is not None:
         return finding
     index = witness.market[0] if witness.market else 0
-    rule = thrown[index % len(thrown)]
-    coins = rule.seed if isinstance(rule, FixedCoins) else None
-    return replace(finding, witness=replace(witness, types=WitnessTypes.of(types[index], float(budget), coins)))
+    told = WitnessTypes.of(types[index], float(budget), _coins_of(thrown[index % len(thrown)]))
+    return replace(finding, witness=replace(witness, types=told))
 
 
-def _worst_market(found: list[attacks.Regret]) -> int:
-    """The attacked market in which a client gains most."""
-    return int(np.argmax([regret.gain.max() for regret in found]))
+def _coins_of(rule: Mechanism) -> int | None:
+    """The seed of a rule's one throw; None for a rule without coins."""
+    return rule.seed if isinstance(rule, FixedCoins) else None
 
 
-def _in_market(finding: Finding, index: int) -> Finding:
-    """The finding with the number of its market in the witness."""
-    if finding.witness is None:
-        return finding
-    return replace(finding, witness=replace(finding.witness, market=(index,)))
+def _worst(found: list[_Attacked]) -> _Attacked:
+    """The attack by which a client gains most."""
+    return max(found, key=lambda one: float(one.regret.gain.max()))
 
 
 @dataclass(frozen=True)

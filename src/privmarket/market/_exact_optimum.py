@@ -64,28 +64,24 @@ class TypeGrid(Distribution):
     def of(distribution: Distribution, valuations: int = 6, epsilons: int = 2) -> TypeGrid:
         """A grid that stands for a distribution: the middles of equally likely ranges of v and of ε.
 
-        Where v depends on ε, the grid keeps how often each pair occurs in a large sample of the distribution.
+        Equal middles, as discrete distributions have them, are one type. Where v depends on ε, the grid keeps how
+        often each pair occurs in a large sample of the distribution.
         """
         v_middle = (np.arange(valuations) + 0.5) / valuations
         e_middle = (np.arange(epsilons) + 0.5) / epsilons
         if isinstance(distribution, IndependentDistribution):
-            v = np.asarray(distribution.valuation(v_middle), dtype=np.float64)
-            e = np.asarray(distribution.epsilon(e_middle), dtype=np.float64)
-            probability = np.full((valuations, epsilons), 1.0 / (valuations * epsilons))
+            v, v_count = np.unique(distribution.valuation(v_middle), return_counts=True)
+            e, e_count = np.unique(distribution.epsilon(e_middle), return_counts=True)
+            probability = np.outer(v_count, e_count) / (valuations * epsilons)
         else:
             rows = distribution.sample(np.random.default_rng(0), _SAMPLE)
-            v = np.quantile(rows.valuation, v_middle)
-            e = np.quantile(rows.epsilon, e_middle)
+            v = np.unique(np.quantile(rows.valuation, v_middle))
+            e = np.unique(np.quantile(rows.epsilon, e_middle))
             row = np.searchsorted(0.5 * (v[1:] + v[:-1]), rows.valuation)
             column = np.searchsorted(0.5 * (e[1:] + e[:-1]), rows.epsilon)
-            probability = np.zeros((valuations, epsilons))
+            probability = np.zeros((v.size, e.size))
             np.add.at(probability, (row, column), 1.0 / _SAMPLE)
-        if np.unique(v).size < valuations or np.unique(e).size < epsilons:
-            raise ConfigurationError(
-                f"{distribution.name}: fewer than {valuations} × {epsilons} different types",
-                "ask for a coarser grid",
-            )
-        return TypeGrid(f"{distribution.name}, {valuations} × {epsilons} types", v, e, probability)
+        return TypeGrid(f"{distribution.name}, {v.size} × {e.size} types", v, e, probability)
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Draws truthful bids of shape (*markets, clients)."""
@@ -139,7 +135,7 @@ def exact_optimum(
     """The most ε that a truthful, individually rational rule within budget buys in expectation.
 
     Args:
-        distribution: a `TypeGrid`, or a distribution from which one of 6 × 2 types is made.
+        distribution: a `TypeGrid`, or a distribution from which one of at most 6 × 2 types is made.
         clients: at most 4.
         budget: money of one market, never passed on any profile.
         truthful_in: `valuation` for rules in which no misreport of v gains; `epsilon` if a withheld offer, alone or

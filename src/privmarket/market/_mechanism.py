@@ -20,6 +20,8 @@ from privmarket.market._outcome import Outcome, is_beyond
 
 # How many numbers the default `unilateral` may hold in one field at once.
 _CHUNK_CELLS = 2_000_000
+# So little below 0, as a share of an offer or of the budget, is a difference that should have come out as 0.
+_DUST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Witness:
     """One client of one market that shows how a promise breaks: anybody can run the rule on it again.
 
     Attributes:
-        market: index of the market among those that were tried, () where there was one.
+        market: index of the market among those that were sampled, () for any other.
         client: index of the client in its market; None where the promise is about the market as a whole.
         valuation, epsilon: the client's true type.
         reported_valuation, reported_epsilon: what it reported; its type where the truth already breaks the promise.
@@ -79,7 +81,7 @@ class Witness:
 
     def __str__(self) -> str:
         if self.client is None:
-            place = f"market {_index(self.market)} pays {self.paid:.6g}"
+            place = f"{f'market {_index(self.market)}' if self.market else 'a market'} pays {self.paid:.6g}"
             return f"{place}, {self.gain:.3g} too much"
         who = f"client {self.client}"
         if self.market:
@@ -127,7 +129,7 @@ class CoalitionWitness:
 
 
 def _index(market: tuple[int, ...]) -> str:
-    return ", ".join(str(i) for i in market) or "0"
+    return ", ".join(str(i) for i in market)
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,12 @@ class Mechanism(ABC):
                 )
             # min and max carry a NaN along, and every comparison with it is false.
             if not (array.min() >= 0 and array.max() < np.inf):
+                scale = bids.epsilon if name == "epsilon" else column
+                array = np.where((array < 0) & (array >= -_DUST * scale), 0.0, array)
                 bad = ~((array >= 0) & (array < np.inf))
-                raise self._refusal(bad, name, array, bids, "finite and at least 0")
+                if bad.any():
+                    raise self._refusal(bad, name, array, bids, "finite and at least 0")
+                outcome = replace(outcome, **{name: array})  # type: ignore[arg-type]
         if not self.sells_beyond_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
             above = is_beyond(outcome.epsilon, bids.epsilon)
             if above.any():
@@ -253,8 +259,8 @@ class Mechanism(ABC):
             budget: (..., 1) positive money per market, ready to be compared with (..., clients).
 
         Returns:
-            An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0, and no client
-            sells more ε than it offered.
+            An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0 (`run` makes 0 of
+            what rounding leaves below it), and no client sells more ε than it offered.
         """
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
@@ -281,7 +287,7 @@ class Mechanism(ABC):
             deviators = np.arange(start, min(start + step, n))
             mine = (..., np.arange(deviators.size), deviators)
             money = np.broadcast_to(column, (*lead, deviators.size))
-            outcome = self.run(_deviations(bids, reports, deviators), money)
+            outcome = self.run(deviations(bids, reports, deviators), money)
             epsilon[..., deviators] = outcome.epsilon[mine]
             payment[..., deviators] = outcome.payment[mine]
         return Outcome(epsilon, payment)
@@ -297,7 +303,7 @@ class Mechanism(ABC):
         return f"<mechanism {self.name}>"
 
 
-def _deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
+def deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
     """(..., deviators, clients): row r is `bids` with client deviators[r]'s report put in."""
 
     def spread(name: str) -> Array | None:

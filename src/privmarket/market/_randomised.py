@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._attacks import Attack, utility_of
+from privmarket.market._attacks import Attack, Regret, utility_of
 from privmarket.market._bids import Array, Bids
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._outcome import Outcome
@@ -111,8 +111,22 @@ def gain_in_expectation(
         types: one market, (clients,).
         coins: throws for the search, and as many for the measurement.
     """
+    lies = best_on_average(rule, types, budget, attack, coins, seed)
+    return measured_gain(rule, types, budget, lies, coins, seed)
+
+
+def best_on_average(
+    rule: RandomisedMechanism, types: Bids, budget: float, attack: Attack, coins: int, seed: int
+) -> Regret:
+    """The misreports that gain most against the mean outcome of so many throws."""
     search = MeanOutcome(rule, range(seed, seed + coins))
-    regret = attack(search, types, budget, np.random.default_rng(seed))
+    return attack(search, types, budget, np.random.default_rng(seed))
+
+
+def measured_gain(
+    rule: RandomisedMechanism, types: Bids, budget: float, regret: Regret, coins: int, seed: int
+) -> ExpectedGain:
+    """What the best of these misreports gains on average over the `coins` throws after those of the search."""
     reports = types.replace(valuation=regret.valuation, epsilon=regret.epsilon)
     gains = []
     for throw in range(seed + coins, seed + 2 * coins):
@@ -123,3 +137,18 @@ def gain_in_expectation(
     client = int(np.argmax(regret.gain))
     error = float(measured[:, client].std(ddof=1) / np.sqrt(coins)) if coins > 1 else float("inf")
     return ExpectedGain(float(measured[:, client].mean()), error, coins)
+
+
+def gains_by_throw(
+    rule: RandomisedMechanism, types: Bids, budget: float, regret: Regret, seeds: range
+) -> tuple[FixedCoins, Regret]:
+    """What misreports gain under the throw that suits them best.
+
+    A rule that is truthful under every throw gains nobody anything under any of them, so one gain convicts it, with
+    no chance of a false alarm, where a mean over throws could be luck.
+    """
+    reports = types.replace(valuation=regret.valuation, epsilon=regret.epsilon)
+    throws = [FixedCoins(rule, seed) for seed in seeds]
+    gains = [utility_of(one, types, reports, budget) - one.run(types, budget).utility(types) for one in throws]
+    best = int(np.argmax([gain.max() for gain in gains]))
+    return throws[best], Regret(np.maximum(gains[best], 0.0), regret.valuation, regret.epsilon)

@@ -80,10 +80,11 @@ class Marginals:
 
         Past bids are likely to be asked again, and who asks exactly a price does not sell.
         """
+        least = 1e-9 * float(self.valuation.max()) or 1e-9
         if self.ranked is None:
-            return np.maximum(np.interp(share, self.share, self.valuation), 1e-9)
+            return np.maximum(np.interp(share, self.share, self.valuation), least)
         place = np.ceil(np.asarray(share) * self.ranked.size * (1 - 1e-12)).astype(int) - 1
-        return np.asarray(np.maximum(np.nextafter(self.ranked[np.maximum(place, 0)], np.inf), 1e-9))
+        return np.asarray(np.maximum(np.nextafter(self.ranked[np.maximum(place, 0)], np.inf), least))
 
 
 def flat_price(distribution: Distribution, clients: int, budget: float, objective: AggregateError) -> float:
@@ -111,7 +112,8 @@ def local_curvature(distribution: Distribution, clients: int, budget: float, obj
     if ratio == 0:
         return 0.0
     money = _on_grid(budget / clients, _BUDGETS_PER_DECADE)
-    return _local_curvature(distribution, money, _on_grid(ratio, _LOCAL_RATIOS_PER_DECADE), objective.delta)
+    ratio = _on_grid(min(max(ratio, 1e-9), 1e9), _LOCAL_RATIOS_PER_DECADE)
+    return _local_curvature(distribution, money, ratio, objective.delta)
 
 
 def bias_to_noise(objective: AggregateError, clients: int) -> float:
@@ -122,12 +124,12 @@ def bias_to_noise(objective: AggregateError, clients: int) -> float:
 @lru_cache(maxsize=4096)
 def _grid_point(clients: int, budget: float, objective: AggregateError) -> tuple[float, float]:
     """Money per client and bias-to-noise ratio, both rounded to a grid."""
-    ratio = _on_grid(bias_to_noise(objective, clients), _RATIOS_PER_DECADE)
+    ratio = _on_grid(min(max(bias_to_noise(objective, clients), 1e-9), 1e9), _RATIOS_PER_DECADE)
     return _on_grid(budget / clients, _BUDGETS_PER_DECADE), ratio
 
 
 def _on_grid(value: float, per_decade: int) -> float:
-    return float(10.0 ** (np.round(np.log10(np.clip(value, 1e-9, 1e9)) * per_decade) / per_decade))
+    return float(10.0 ** (np.round(np.log10(value) * per_decade) / per_decade))
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,10 @@ import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from html import escape
+from inspect import isclass
 from io import StringIO
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +22,21 @@ from privmarket._figures import new_figure, own_look, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
 from privmarket._named import made_callable
-from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
+from privmarket.errors import ConfigurationError, MissingPartError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market import _attacks as attacks
-from privmarket.market._audit import AuditReport, audit as audit_mechanism, beyond_rounding, student_t
+from privmarket.market._audit import (
+    AuditReport,
+    audit as audit_mechanism,
+    beyond_rounding,
+    require_whole,
+    student_t,
+)
 from privmarket.market._bids import Array
 from privmarket.market._distributions import Distribution, Source, distribution as distribution_of
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import Objective, objective as named_objective
+from privmarket.market._randomised import RandomisedMechanism
 from privmarket.mechanisms import Rule, mechanism_names, resolve
 from privmarket.mechanisms._function_rule import FunctionRule, RandomisedFunctionRule
 from privmarket.mechanisms._registry import named_object
@@ -66,7 +75,8 @@ def audit(
     Args:
         rule: a name, `package.module:Rule`, a `Mechanism` (class or object), or a function
             `(bids, budget) -> (epsilon, payment)` of one market, with a further argument `rng` if it throws coins.
-        scenario: the distribution of clients, anything that `market.distribution` takes. A rule that wants to know
+        scenario: the distribution of clients, anything that `market.distribution` takes, or `file.py:Name` or
+            `package.module:Name` of an object of your own that it takes. A rule that wants to know
             the public distribution is told this one.
         clients: clients per market.
         budget: money per market.
@@ -79,35 +89,81 @@ def audit(
         exact: also compare with the best truthful rule on a grid of types, for at most 4 clients.
         certify: also bound from above what any misreport can gain, for menus and network rules.
         coins: how often the coins of a randomised rule are thrown. Each throw is attacked as a rule of its own
-            (universal truthfulness), and their mean is attacked in expectation.
-        progress: called with the number of markets attacked so far.
+            (universal truthfulness), on one of the attacked markets in turn, and their mean in expectation. There
+            are max(profiles, coins) attacks. What gains under one throw breaks a promise.
+        progress: called with the number of attacks done: one per market, or per throw where these are more.
         settings: settings of the rule.
     """
-    distribution = distribution_of(scenario)
+    distribution = distribution_called(scenario)
     mechanism = resolve(rule, market=MarketFacts.of(distribution), **settings)
-    report = audit_mechanism(
-        mechanism,
-        distribution,
-        clients,
-        budget,
-        profiles=profiles,
-        seed=seed,
-        attack=attack_called(attack),
-        objective=named_objective(objective) if isinstance(objective, str) else objective,
-        coalition=coalition,
-        exact=exact,
-        certify=certify,
-        coins=coins,
-        progress=progress,
-    )
+    search = attack_called(attack)
+    aim = named_objective(objective) if isinstance(objective, str) else objective
+    try:
+        report = audit_mechanism(
+            mechanism,
+            distribution,
+            clients,
+            budget,
+            profiles=profiles,
+            seed=seed,
+            attack=search,
+            objective=aim,
+            coalition=coalition,
+            exact=exact,
+            certify=certify,
+            coins=coins,
+            progress=progress,
+        )
+    except PrivmarketError:
+        raise
+    except Exception as error:
+        place = _place_in_rule(mechanism, error)
+        if place is None:
+            raise
+        said = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":")
+        raise OutcomeError(f"{mechanism.name}: {place}: {said}", "mend it there") from error
     return replace(report, rule_code=rule_code(rule, mechanism, market_code(scenario), settings))
 
 
+def distribution_called(scenario: Source, *, independent: bool = False) -> Distribution:
+    """As `market.distribution`, which imports no code, and `file.py:Name` or `package.module:Name`, which does.
+
+    Raises:
+        ConfigurationError: it is no distribution.
+    """
+    if isinstance(scenario, str) and ":" in scenario and not scenario.lower().endswith(".csv"):
+        found: Any = named_object("distribution", scenario)
+        try:
+            own: Any = found() if isclass(found) else found
+        except TypeError as error:
+            raise ConfigurationError(
+                f"distribution {scenario} cannot be made: {error}", "give every argument of __init__ a default"
+            ) from error
+        return distribution_of(own, independent=independent)
+    return distribution_of(scenario, independent=independent)
+
+
+def _place_in_rule(mechanism: Mechanism, error: BaseException) -> str | None:
+    """The innermost line of a rule's own file on the way to an error; None for a rule of this package."""
+    written = mechanism.clear_with if isinstance(mechanism, RandomisedMechanism) else mechanism.clear
+    code = getattr(getattr(mechanism, "function", written), "__code__", None)
+    file = "" if code is None else str(code.co_filename)
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == file]
+    if not lines or Path(__file__).parents[1] in Path(file).parents:
+        return None
+    return f"{file}, line {lines[-1]}"
+
+
 def market_code(scenario: Source, *, independent: bool = False) -> str:
-    """Python that makes the distribution; "" unless it was given by a name or a file."""
+    """Python that makes the distribution, wherever it is run; "" unless it was given by a name or a CSV file."""
     if not isinstance(scenario, str | Path):
         return ""
-    return f"pm.market.distribution({str(scenario)!r}{', independent=True' if independent else ''})"
+    text = str(scenario)
+    if text.lower().endswith(".csv"):
+        text = str(Path(text).resolve())
+    elif ":" in text:
+        return ""
+    return f"pm.market.distribution({text!r}{', independent=True' if independent else ''})"
 
 
 def rule_code(rule: Rule, made: Mechanism, market: str, settings: Mapping[str, object]) -> str:
@@ -122,7 +178,8 @@ def rule_code(rule: Rule, made: Mechanism, market: str, settings: Mapping[str, o
     """
     before = ""
     if isinstance(rule, str):
-        called = repr(rule)
+        file, colon, name = rule.rpartition(":")
+        called = repr(f"{Path(file).resolve()}{colon}{name}" if file.endswith(".py") else rule)
     elif isinstance(rule, Mechanism):
         return ""
     else:
@@ -179,9 +236,14 @@ def compare(
         rules = [rules]
     if isinstance(scenarios, str):
         scenarios = [scenarios]
-    distributions = [distribution_of(one) for one in ([scenario] if scenarios is None else scenarios)]
-    sizes = [clients] if isinstance(clients, int) else list(clients)
-    repeats = list(range(seed, seed + seeds)) if isinstance(seeds, int) else list(seeds)
+    distributions = [distribution_called(one) for one in ([scenario] if scenarios is None else scenarios)]
+    require_whole("seed", seed, 0)
+    sizes = list(clients) if isinstance(clients, Iterable) else [clients]
+    for size in sizes:
+        require_whole("clients", size, 1)
+    if not isinstance(seeds, Iterable):
+        require_whole("seeds", seeds, 0)
+    repeats = list(seeds) if isinstance(seeds, Iterable) else list(range(seed, seed + seeds))
     if not (distributions and sizes and repeats):
         raise ConfigurationError("nothing to compare on", "give a scenario, a number of clients and a seed")
     reports = []
@@ -411,7 +473,7 @@ class Comparison:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """A line per rule, distribution, size and seed with every figure; also written to `path` where given."""
-        rows = [report.figures() for report in self.reports]
+        rows = self._figures()
         text = StringIO(newline="")
         writer = csv.DictWriter(text, list(rows[0]) if rows else ["mechanism"])
         writer.writeheader()
@@ -422,8 +484,14 @@ class Comparison:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per report, one column per figure; nested figures as `regret.mean` and so on. Needs pandas."""
+        return pandas.DataFrame(self._figures()).set_index("mechanism")
+
+    def _figures(self) -> list[dict[str, object]]:
+        """`AuditReport.figures` of each report, all with the same names; None where a report has no such figure."""
         rows = [report.figures() for report in self.reports]
-        return pandas.DataFrame(rows).set_index("mechanism")
+        names = dict.fromkeys(name for row in rows for name in row)
+        nested = {name.partition(".")[0] for name in names if "." in name}
+        return [{name: row.get(name) for name in names if name not in nested} for row in rows]
 
     def plot(self, path: str | Path | None = None, *, width: float = 7.0) -> Figure:
         """Value and incentive by rule; also written to `path` (PNG, PDF, SVG …) where given.
@@ -525,9 +593,25 @@ MARK = "*"
 """Behind the name of a rule that broke a promise of its own."""
 
 
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "\n": " ",
+        MARK: "$^{*}$",
+        "±": "$\\pm$",
+        "×": "$\\times$",
+        "ε": "$\\varepsilon$",
+    }
+)
+
+
 def _latex_row(cells: tuple[str, ...]) -> str:
-    line = " & ".join(cells).replace("%", "\\%").replace("_", "\\_").replace(MARK, "$^{*}$")
-    return line.replace(" ± ", " $\\pm$ ").replace("ε", "$\\varepsilon$") + " \\\\"
+    return " & ".join(cell.translate(_LATEX) for cell in cells) + " \\\\"
 
 
 # Gains below this share of the mean payment are drawn as none.

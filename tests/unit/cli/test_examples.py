@@ -77,6 +77,14 @@ def test_samples_are_named_in_their_page(name):
     assert f"`{name}`" in (ROOT / "src/privmarket/examples" / "samples" / "README.md").read_text()
 
 
+def test_the_sample_that_throws_coins_is_audited(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("sample", "random_sampling.py").exit_code == 0
+    given = ["--scenario", "lognormal", "--clients", "20", "--budget", "10", "--profiles", "2", "--attack", "quick"]
+    found = run("audit", "--mechanism", "random_sampling.py:random_sampling", *given, "--coins", "2", "--json")
+    assert found.exit_code == 0, found.output
+
+
 def test_the_table_of_ones_own_runs(tmp_path, monkeypatch, capsys):
     """The script makes a task of the table and its schema, and says what the buyer's own records give."""
     assert run("example", "own-data", "--to", str(tmp_path)).exit_code == 0

@@ -119,7 +119,8 @@ def test_an_unbroken_rule_has_nothing_to_replay():
 def test_an_audit_says_which_attacks_ran():
     report = pm.audit("pac", clients=6, budget=3.0, profiles=1, attack="quick", coalition=2)
     assert [words.partition(":")[0] for words in report.attacks] == [
-        "v and ε", "v alone", "ε alone", "ε upwards", "joint misreports of coalitions of 2",
+        "v and ε", "v alone", "ε alone", "ε upwards", "pay and budget",
+        "joint misreports of coalitions of 2",
     ]  # fmt: skip
     assert "21 valuations × 6 offers" in report.attacks[0]
     assert report.attacks[0] in str(report)

@@ -147,5 +147,14 @@ def test_questions_that_cannot_be_answered():
         exact_optimum(TypeGrid.of(UNIFORM, 20, 10), 4, 1.0)
     with pytest.raises(ConfigurationError, match="choose valuation or epsilon"):
         exact_optimum(UNIFORM, 2, 1.0, truthful_in="money")
-    with pytest.raises(ConfigurationError, match="coarser"):
-        TypeGrid.of(scenario(pm.Bids([0.1, 0.2], [1.0, 1.0])), 3, 2)
+
+
+def test_a_distribution_of_few_types_has_a_grid_of_these():
+    few = scenario(pm.Bids([0.1, 0.2, 0.2, 0.4], [1.0, 1.0, 1.0, 1.0]))
+    grid = TypeGrid.of(few)
+    assert grid.name == "past bids, 3 × 1 types"
+    assert grid.probability.ravel() == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
+    alone = TypeGrid.of(scenario(pm.Bids([0.1, 0.2, 0.2, 0.4], [1.0, 1.0, 2.0, 2.0]), independent=True), 4, 2)
+    assert alone.probability == pytest.approx(np.outer([0.25, 0.5, 0.25], [0.5, 0.5]))
+    report = pm.audit("pac", scenario=few, clients=2, budget=0.5, profiles=1, attack="quick", exact=True)
+    assert 0 < report.optimum_ratio <= 1 + 1e-9

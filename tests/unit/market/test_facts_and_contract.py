@@ -139,3 +139,12 @@ def test_one_bad_budget_among_good_ones_is_refused(budget):
 def test_what_is_no_bids_is_refused_with_what_to_give():
     with pytest.raises(BidError, match=r"pac: the bids are a list, not Bids \(give privmarket.Bids\(valuation"):
         pm.mechanism("pac").run([[0.1, 1]], 1.0)
+
+
+def test_what_rounding_leaves_below_zero_is_zero():
+    outcome = Returns(pm.Outcome([0.0, -3e-16, 0.1], [-1e-13, 0.0, 0.2])).run(BIDS, 1.0)
+    assert outcome == pm.Outcome([0.0, 0.0, 0.1], [0.0, 0.0, 0.2])
+    with pytest.raises(OutcomeError, match="epsilon of client 1 is -1e-06"):
+        Returns(pm.Outcome([0.0, -1e-6, 0.1], [0.0, 0.0, 0.2])).run(BIDS, 1.0)
+    with pytest.raises(OutcomeError, match="payment of client 0 is -1e-06"):
+        Returns(pm.Outcome([0.0, 0.0, 0.1], [-1e-6, 0.0, 0.2])).run(BIDS, 1.0)

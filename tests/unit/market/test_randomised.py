@@ -5,14 +5,15 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError, OutcomeError
-from privmarket.market._attacks import GridAttack, Level
-from privmarket.market._audit import audit
+from privmarket.market._attacks import GridAttack, Level, Regret
+from privmarket.market._audit import _summary, audit
 from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful
-from privmarket.market._randomised import FixedCoins, RandomisedMechanism, gain_in_expectation
+from privmarket.market._randomised import FixedCoins, RandomisedMechanism, gain_in_expectation, gains_by_throw
 from privmarket.mechanisms import resolve
 
 LAW = scenario("uniform")
+TYPES = pm.Bids([0.1, 0.2, 0.3, 0.4], [1.0, 1.0, 1.0, 1.0])
 FEW = GridAttack(valuations=5, shares=3, neighbours=2)
 QUICK = Level(FEW, GridAttack(valuations=5, shares=1, neighbours=2), GridAttack(shares=3, over_valuation=False))
 
@@ -110,3 +111,58 @@ def test_a_rule_that_hides_its_chance_is_named():
 
     with pytest.raises(OutcomeError, match="secret gave two outcomes for the same bids"):
         pm.audit(secret, clients=5, budget=2.0, profiles=1, attack="quick")
+
+
+class CheatsUnderOneThrow(RandomPrice):
+    """Posts a price, but under the throw of this seed pays what was asked for."""
+
+    name = "cheats under one throw"
+
+    def __init__(self, seed: int) -> None:
+        self.cheating = np.random.default_rng(seed).random()
+
+    def clear_with(self, bids, budget, rng):
+        sold = np.where(bids.valuation <= 0.5, np.minimum(bids.epsilon, budget / bids.clients / 0.5), 0.0)
+        return pm.Outcome(sold, sold * (bids.valuation if rng.random() == self.cheating else 0.5))
+
+
+NOTHING = Regret(np.zeros(4), np.ones(4), np.ones(4))
+
+
+@pytest.mark.parametrize("seed", [0, 4, 7])
+def test_every_throw_is_attacked_however_few_markets_there_are(seed, monkeypatch):
+    monkeypatch.setattr("privmarket.market._audit.gains_by_throw", lambda *given: (None, NOTHING))
+    done = []
+    report = audit(CheatsUnderOneThrow(seed), LAW, 4, 2.0, profiles=1, attack=QUICK, coins=8, progress=done.append)
+    assert done == [*range(1, 9)]
+    assert report.profiles == 1
+    assert "truthful in v" in report.broken
+    assert report.witnesses["truthful in v"].types.coins == seed
+
+
+def test_a_lie_that_pays_under_a_fresh_throw_convicts():
+    """Throw 11 is none of the 8 that are attacked, only one of those that the mean gain is measured on."""
+    rule = CheatsUnderOneThrow(11)
+    found = gains_by_throw(rule, TYPES, 2.0, Regret(np.zeros(4), np.full(4, 0.5), TYPES.epsilon), range(8, 16))
+    assert found[0].seed == 11
+    assert found[1].gain.max() > 0.1
+
+
+def test_a_gain_in_expectation_beyond_its_error_breaks_the_promise():
+    class Cheats(RandomPrice):
+        def clear_with(self, bids, budget, rng):
+            sold = np.where(bids.valuation <= 0.5, np.minimum(bids.epsilon, budget / bids.clients / 0.5), 0.0)
+            return pm.Outcome(sold, sold * (0.5 if rng.random() < 0.5 else bids.valuation))
+
+    report = audit(Cheats(), LAW, 4, 2.0, profiles=1, attack=QUICK, coins=20)
+    expected = report.regret_in_expectation
+    assert expected.gain > 3 * expected.standard_error
+    assert "truthful in v" in report.broken
+    again = audit(Cheats(), LAW, 4, 2.0, profiles=1, attack=QUICK, coins=20)
+    assert again.witnesses == report.witnesses
+
+
+def test_the_interval_over_markets_does_not_count_throws_as_markets():
+    gain = np.array([[1.0], [3.0], [1.0], [3.0], [1.0], [3.0]])  # six throws in turn on two markets
+    once = _summary(gain[:2], 1.0, 2)
+    assert _summary(gain, 1.0, 2).mean_share_high == pytest.approx(once.mean_share_high)

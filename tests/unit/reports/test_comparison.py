@@ -6,14 +6,15 @@ from io import StringIO
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from scipy.stats import t
+from scipy.stats import t, uniform
 from tests.laws.broken import FirstPrice
 
 import privmarket as pm
-from privmarket.errors import ConfigurationError
+from privmarket._figures import own_look
+from privmarket.errors import ConfigurationError, OutcomeError, UnknownNameError
 from privmarket.market._attacks import GridAttack, Level
 from privmarket.market._objectives import OBJECTIVES
-from privmarket.reports._comparison import Comparison
+from privmarket.reports._comparison import Comparison, market_code
 
 FEW = Level(
     GridAttack(valuations=5, shares=2, neighbours=2),
@@ -210,3 +211,101 @@ def test_one_of_several_reports_is_not_picked_silently():
 def test_the_page_of_audit_names_every_objective():
     for name in OBJECTIVES:
         assert f"`{name}`" in (pm.audit.__doc__ or ""), name
+
+
+def test_rules_with_and_without_coins_are_lines_of_one_csv():
+    def posted(bids, budget, rng):
+        return flat_price(bids, budget)
+
+    found = pm.compare([("coins", posted), ("none", flat_price)], clients=4, profiles=1, attack=FEW)
+    lines = {line["mechanism"]: line for line in csv.DictReader(StringIO(found.to_csv()))}
+    assert lines["coins"]["regret_in_expectation.coins"] == "20"
+    assert lines["none"]["regret_in_expectation.coins"] == ""
+    assert list(found.to_frame().columns) == list(lines["none"])[1:]
+
+
+def test_names_are_escaped_for_latex():
+    found = pm.compare([(r"R&D_1 {50%} #2 $x$ ~^\<ε>", flat_price)], clients=4, profiles=1, attack=FEW)
+    name = r"R\&D\_1 \{50\%\} \#2 \$x\$ \textasciitilde{}\textasciicircum{}\textbackslash{}$<$$\varepsilon$$>$"
+    assert found.to_latex().splitlines()[5].split(" & ")[0] == name
+
+
+def test_rules_of_ones_own_have_markers_that_can_be_read_and_nobody_has_a_star():
+    """A letter is unreadable behind an error bar, and a star means a broken promise."""
+    looks = [own_look(f"mine {number}", number) for number in range(6)]
+    assert len({look["marker"] for look in looks}) == 6
+    assert all(look["marker"] in "os^Dvp" and look["mec"] == "black" for look in looks)
+    assert own_look("mean-field-menu", 0)["marker"] != "*"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget": "5"}, "budget is '5'"),
+        ({"clients": 2.5}, "clients is 2.5"),
+        ({"clients": "5"}, "clients is '5'"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_with_a_hint(given, words):
+    for run in (pm.audit, lambda rule, **given: pm.compare([rule], **given)):
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            run("pac", profiles=1, **given)
+        assert "give" in caught.value.hint
+
+
+OWN_FILE = """
+import privmarket as pm
+class Few:
+    epsilon_max = 3.0
+    def sample(self, rng, clients):
+        return pm.Bids(rng.random(clients), rng.uniform(0.1, 3.0, clients))
+class Greedy(pm.Mechanism):
+    name = "greedy"
+    guarantees = (pm.market.BudgetFeasible(),)
+    def clear(self, bids, budget):
+        return pm.Outcome(bids.epsilon, bids.epsilon * 100.0)
+class Sized(pm.Mechanism):
+    name = "sized"
+    def clear(self, bids, budget):
+        return pm.Outcome(bids.data_size.max() * bids.epsilon, bids.epsilon)
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_kind.py").write_text(OWN_FILE)
+    return tmp_path / "own_kind.py"
+
+
+def test_a_distribution_comes_from_a_file(own_file):
+    report = pm.audit("pac", scenario="own_kind.py:Few", clients=4, budget=2.0, profiles=1, attack=FEW)
+    assert report.scenario == "Few"
+    assert pm.compare(["pac"], scenarios=["own_kind.py:Few"], clients=4, profiles=1, attack=FEW)["pac"]
+    with pytest.raises(UnknownNameError, match="scenario"):  # nothing else imports code that a name names
+        pm.market.distribution("own_kind.py:Few")
+
+
+def test_a_replay_runs_in_any_folder(own_file, tmp_path, monkeypatch, capsys):
+    report = pm.audit("own_kind.py:Greedy", clients=4, budget=2.0, profiles=1, attack=FEW)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    exec(report.replay("within budget"), {})
+    assert float(capsys.readouterr().out) == pytest.approx(report.witnesses["within budget"].gain)
+    assert market_code("past.csv") == f"pm.market.distribution({str(elsewhere / 'past.csv')!r})"
+
+
+def test_an_error_of_the_rule_names_its_file_and_line(own_file):
+    with pytest.raises(OutcomeError, match=r"sized: .*own_kind.py, line 15: AttributeError: 'NoneType' object"):
+        pm.audit("own_kind.py:Sized", clients=4, budget=2.0, profiles=1, attack=FEW)
+
+
+def test_the_two_step_menu_does_not_know_the_unit_of_money():
+    def in_units(unit):
+        law = pm.market.distribution((uniform(0.0, unit), uniform(0.1, 4.9)))
+        return pm.audit("two-step", scenario=law, clients=5, budget=2.5 * unit, profiles=1, attack=FEW).fluid_ratio
+
+    assert in_units(1e-12) == pytest.approx(in_units(1.0), rel=1e-3)
+    assert in_units(1.0) > 0.5

@@ -25,7 +25,7 @@ def random_sampling(bids, budget, rng):
             if group[client] and bids.valuation[client] <= price and price > 0:
                 sold[client] = min(bids.epsilon[client], left / price)
                 paid[client] = sold[client] * price
-                left -= paid[client]
+                left = max(left - paid[client], 0.0)  # without what rounding leaves below 0
     return sold, paid
 
 
