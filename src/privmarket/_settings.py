@@ -18,7 +18,7 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-AGGREGATIONS = ("epsilon", "epsilon-squared", "inverse-noise", "optimal")
+AGGREGATIONS = ("epsilon", "epsilon-squared", "inverse-noise", "optimal", "precision")
 Trust = Literal["local", "aggregate"]
 Arithmetic = Literal["exact", "float"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
@@ -138,7 +138,7 @@ class MarketPlan:
     )
     aggregation: str = setting(
         "epsilon-squared",
-        "How updates are weighted under local trust: epsilon, epsilon-squared, inverse-noise or optimal.",
+        "Weights of updates under local trust: epsilon, epsilon-squared, inverse-noise, optimal or precision.",
         choices=AGGREGATIONS,
     )
     kappa: float = setting(KAPPA, "κ of P2, for the optimal aggregation.", at_least=0)

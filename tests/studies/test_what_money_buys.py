@@ -68,6 +68,24 @@ def test_sellers_who_price_the_worst_case_cost_more(bought):
     assert bought["local"]["spent_if_worst_case"] == bought["local"]["spent"]
 
 
+@pytest.mark.parametrize(("chosen", "used"), [("precision", "precision"), (None, "epsilon-squared")])
+def test_a_run_weighs_updates_as_was_chosen(small, tmp_path, monkeypatch, chosen, used):
+    met = []
+
+    def made(market, **given):
+        met.append(market.aggregation)
+        return federation(market, **given)
+
+    federation = runs.Federation
+    monkeypatch.setattr(runs, "Federation", made)
+    monkeypatch.setattr(runs, "chosen_for", lambda *_: choice)
+    training = runs.asdict(runs.Training(model="own", server_rate=0.1))
+    choice = runs.Chosen("ration", {"unit_price": 1.0}, ROUNDS, training, "none", {}, 0.0, aggregation=chosen)
+    found = runs.run(small.capped(1.0, trust="local"), 1, tmp_path / "scratch" / "cell")
+    assert met == [used]
+    assert found["chosen"]["aggregation"] == chosen
+
+
 def test_private_and_test_records_choose_nothing(small, tmp_path):
     """The same choice from a task whose private and test labels are shuffled; public ones do make a difference."""
     config = small.capped(1.0)

@@ -190,13 +190,16 @@ def federate(
     run = prepared(settings | {"mechanism_settings": of_rule, "mode": mode}, TaskSource(**source), training)
     config = run.config
     fixed = tuple(parse_settings(training))
-    if context.get_parameter_source("statistics") is not ParameterSource.DEFAULT:
-        fixed = (*fixed, "statistics")
+    for name in ("statistics", "aggregation"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            fixed = (*fixed, name)
     tuned = None if run.task is None else _tuned(config, run.task, run.asked, fixed=fixed)
     if tuned is not None:
         config = tuned.applied(config)
         if config.statistics != "none":
             note(f"rehearsals did better with scaled inputs: {statistics_words(config)}")
+        if tuned.rehearsal.aggregation is not None:
+            note(f"rehearsals did best with updates weighted by {config.aggregation}")
     with LiveRounds(config, watch, score=None if run.task is None else run.task.score) as live:
         result = federation.run(
             config,

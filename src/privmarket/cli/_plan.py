@@ -342,6 +342,8 @@ def _command(base: FederationConfig, point: Point, source: TaskSource) -> str:
     words += [f"--mechanism {point.choice.rule}"]
     words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
     words += _training_words(base, point)
+    # `federate` would choose these again, too.
+    words += [] if point.choice.aggregation is None else [f"--aggregation {point.choice.aggregation}"]
     words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
     words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
     words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
@@ -367,6 +369,8 @@ def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list
         "averaging": training.averaging,
         "trust": base.trust,
     }
+    if point.choice.aggregation is not None:
+        given["aggregation"] = point.choice.aggregation
     words = [f"{name}={value!r}" for name, value in given.items()]
     if point.choice.settings:
         words.append(f"mechanism_settings={dict(point.choice.settings)!r}")

@@ -335,9 +335,13 @@ class MarketRun:
         return Delivered(*buy_sum(self.market, auction, weights, self.register))
 
     def _train_secure(self, auction: Round) -> Delivered:
-        """Local trust with masks: clients multiply by n·α, the server divides the sum by the Σ α of those in it."""
+        """Local trust with masks: clients multiply by n·α, the server scales to the weights of those in the sum."""
+
+        def weights_of(clients: list[str]) -> np.ndarray:
+            return seller_weights(auction, clients, self.settings.aggregation, self.market.objective)
+
         sellers = [client for client in auction.offers if client in auction.awards]
-        shares = seller_weights(auction, sellers, self.settings.aggregation, self.market.objective)
+        shares = weights_of(sellers)
         alpha = dict(zip(sellers, shares.tolist(), strict=True))
         sales = self.market.sales(auction, {client: len(sellers) * one for client, one in alpha.items()})
         weights = self._arrays(self.state.weights.numpy())
@@ -346,7 +350,7 @@ class MarketRun:
         total = None
         if mean is not None:
             came = [client for client, delivery in deliveries.items() if delivery.fault is None]
-            scale = len(came) / len(sellers) / sum(alpha[client] for client in came)
+            scale = len(came) / len(sellers) * weights_of(came).sum() / sum(alpha[client] for client in came)
             total = flatten(mean, self.shapes) * np.float32(scale)
         return Delivered(deliveries, total)
 

@@ -67,7 +67,7 @@ def federate(
     arithmetic: Arithmetic | None = None,
     statistics: Statistics | None = None,
     statistics_norm: float | None = None,
-    aggregation: Literal["epsilon", "epsilon-squared", "inverse-noise", "optimal"] = "epsilon-squared",
+    aggregation: Literal["epsilon", "epsilon-squared", "inverse-noise", "optimal", "precision"] | None = None,
     kappa: float = KAPPA,
     heterogeneity: float = HETEROGENEITY,
     evaluate_every: int | None = None,
@@ -129,7 +129,10 @@ def federate(
             public records, or as the schema suggests), or by "moments" that the first round sells. Public records
             choose between the first two unless given.
         statistics_norm: norm of (inputs, 1) at which bought moments clip a record.
-        aggregation: how updates are weighted under local trust; `kappa` and `heterogeneity` are for "optimal".
+        aggregation: how updates are weighted under local trust: "epsilon-squared" has the least noise where clients
+            hold equally many records, "precision" where they do not, at the price of counting large clients for
+            more. Public records choose between these two unless given; without any it is the former. `kappa` and
+            `heterogeneity` are for "optimal".
         evaluate_every: rounds between two measurements on test records; about ten over the run unless given.
         seed: of all random draws.
         workers: processes that train; the result does not depend on it.
@@ -190,7 +193,7 @@ def federate(
         mode=mode,
         statistics="none" if statistics is None else statistics,
         statistics_norm=statistics_norm,
-        aggregation=aggregation,
+        aggregation=FederationConfig.aggregation if aggregation is None else aggregation,
         kappa=kappa,
         heterogeneity=heterogeneity,
         evaluate_every=usual_interval(rounds) if evaluate_every is None else evaluate_every,
@@ -202,7 +205,7 @@ def federate(
         rule = resolve(mechanism, market=MarketFacts.of(types_of_clients), **config.mechanism_settings)
     own: OwnModel | None = None
     if task is not None:
-        fixed = [*of_training] if statistics is None else [*of_training, "statistics"]
+        fixed = [*of_training, *_given(statistics=statistics, aggregation=aggregation)]
         tuned = tuned_settings(config, task, asked, fixed=fixed, mechanism=rule)
         if tuned is not None:
             config = tuned.applied(config)

@@ -41,7 +41,7 @@ from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
-from privmarket.simulation._rehearsal import StandIn, first_round, free_whitening, rehearsed
+from privmarket.simulation._rehearsal import StandIn, free_whitening, rehearsed
 from privmarket.tasks import task as builtin
 from privmarket.training import one_thread
 
@@ -77,6 +77,7 @@ class Choice:
         server_rate: step size of the server's optimiser.
         clip_norm, averaging: of the training; None leaves those of the base configuration.
         statistics: what inputs are scaled by; None leaves what the base configuration says.
+        aggregation: how updates are weighted; None leaves what the base configuration says.
     """
 
     rounds: int
@@ -87,8 +88,9 @@ class Choice:
     clip_norm: float | None = None
     averaging: float | None = None
     statistics: str | None = None
+    aggregation: str | None = None
 
-    def tuned(self, training: Training, statistics: str | None = None) -> Choice:
+    def tuned(self, training: Training, statistics: str | None = None, aggregation: str | None = None) -> Choice:
         """The same choice with the settings that a rehearsal found."""
         return replace(
             self,
@@ -96,6 +98,7 @@ class Choice:
             clip_norm=training.clip_norm,
             averaging=training.averaging,
             statistics=statistics,
+            aggregation=aggregation,
         )
 
     def training(self, base: Training) -> Training:
@@ -120,6 +123,7 @@ class Choice:
             mechanism_settings=dict(self.settings),
             training=self.training(base.training),
             statistics=base.statistics if self.statistics is None else self.statistics,
+            aggregation=base.aggregation if self.aggregation is None else self.aggregation,
         )
 
 
@@ -383,6 +387,7 @@ class Plan:
                 "rule": point.choice.label,
                 "server_rate": point.choice.server_rate,
                 "clip_norm": point.choice.training(self.base.training).clip_norm,
+                "aggregation": point.choice.aggregation or self.base.aggregation,
             }
             for point in self.points
         ]
@@ -554,8 +559,9 @@ def plan(
 ) -> Plan:
     """Says what a model will cost before anyone is paid, and what it adds to the buyer's own records.
 
-    Rounds, budget a round, rule, price, server rate, clip norm and averaging are chosen by rehearsals on the public
-    records alone. The figures come from whole runs of the market with other seeds, measured on test records.
+    Rounds, budget a round, rule, price, server rate, clip norm, averaging and, under local trust, the weights of
+    updates are chosen by rehearsals on the public records alone. The figures come from whole runs of the market
+    with other seeds, measured on test records.
 
     >>> import privmarket as pm
     >>> plan = pm.plan("breast-cancer", total=5, rounds=[5], effort="quick", trust="aggregate")
@@ -947,24 +953,24 @@ class Planner:
         return min(rehearsed, key=lambda pair: pair[1])[0]
 
     def _rehearse(self, total: float, choice: Choice) -> tuple[Choice, float]:
-        """The choice with its best rate, clip norm and averaging on public records, and the loss it ends at."""
+        """The choice with its best settings on public records, and the loss it ends at."""
         assert self._stand_in is not None
-        key = (total, replace(choice, server_rate=0.0, clip_norm=None, averaging=None, statistics=None))
+        bare = replace(choice, clip_norm=None, averaging=None, statistics=None, aggregation=None)
+        key = (total, replace(bare, server_rate=0.0))
         if key not in self._rehearsed:
-            plain = choice
+            plain = replace(choice, aggregation=None)
             if choice.statistics == "free":  # settings for whitened inputs mean nothing on others
-                rate = self.base.training.server_rate
-                plain = replace(choice, server_rate=rate, clip_norm=None, averaging=None, statistics=None)
+                plain = replace(bare, server_rate=self.base.training.server_rate)
             config = plain.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
             with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
-                first = first_round(federation)
-                if first is None:
+                asked = self.base.statistics != "none"
+                fixed = (*self.fixed, "statistics") if asked else self.fixed
+                found = rehearsed(federation, self._stand_in, fixed=fixed)
+                if found is None:
                     self._rehearsed[key] = (choice, self._stand_in.loss_before())
                 else:
-                    asked = self.base.statistics != "none"
-                    fixed = (*self.fixed, "statistics") if asked else self.fixed
-                    found = rehearsed(config, self._stand_in, first.weights, first.noise, fixed=fixed)
-                    chosen = choice.tuned(found.training, None if asked else found.statistics)
+                    statistics = None if asked else found.statistics
+                    chosen = choice.tuned(found.training, statistics, found.aggregation)
                     self._rehearsed[key] = (chosen, found.loss_after)
             self.on_cell(1, f"rehearsed {choice.rounds} rounds of {choice.label}")
         return self._rehearsed[key]

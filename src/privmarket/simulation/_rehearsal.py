@@ -18,7 +18,7 @@ drawn around the public ones (a smoothed bootstrap); otherwise the buyer has the
 share four fifths of the same. Sellers differ in their mix of labels, by a Dirichlet draw around the whole. Real
 sellers may differ in other ways.
 
-- `tuned_settings` chooses server rate, clip norm and averaging for one run.
+- `tuned_settings` chooses server rate, clip norm, averaging and the weights of updates for one run.
 - `StandIn` holds the worlds; `first_round` says which noise and which sellers a run's auction would give.
 - `ClientSpread` and `measure_spread` measure H: the harm of buying from some clients only, against that of noise.
 """
@@ -236,6 +236,7 @@ class Rehearsal:
     Attributes:
         training: the settings.
         statistics: "none", or "free" where inputs whitened by the moments of the public records did better.
+        aggregation: the weights of updates that did best; None where there was nothing to choose (`weightings`).
         loss_before: mean loss of the buyer's own model in the worlds.
         loss_after: mean loss of the model that the market ends with.
     """
@@ -244,6 +245,7 @@ class Rehearsal:
     loss_before: float
     loss_after: float
     statistics: str = "none"
+    aggregation: str | None = None
 
     @property
     def gain(self) -> float:
@@ -382,18 +384,19 @@ class StandIn:
         shares = np.maximum(shares, 1e-9) / shares.sum()
         rng = np.random.default_rng([seed, _MIXES])
         # (clients, groups) each stand-in seller's share of each group, and (clients,) how many records it holds, as
-        # the real ones do. All together count as the whole.
+        # the real ones declare. All together count as the whole.
         self._mixes = rng.dirichlet(np.maximum(skew * groups * shares, 1e-3), clients)
-        same = len(task.sizes) == clients
-        self._sizes = (
-            np.asarray(task.sizes, dtype=np.float64) if same else np.full(clients, len(task.private) / clients)
-        )
+        declared = task.declared_sizes if len(task.clients) == clients else np.ones(clients)
+        self._sizes: Array = declared.astype(np.float64) * len(task.private) / declared.sum()
 
     def group_weights(self, seller_weights: Array) -> Array:
         """(groups,) how much a group counts in the sum of these sellers, 1 where all sell equally.
 
+        Weighted by the groups' sizes their mean is Σ w_i n_i over the mean n: the length of the signal, to which
+        `FirstRound.noise` is compared.
+
         Args:
-            seller_weights: (clients,) ≥ 0, adding up to 1; 0 for clients that do not sell.
+            seller_weights: (clients,) of sums, ≥ 0, 0 for clients that do not sell; 1/clients each counts as 1.
         """
         everybody = self._sizes @ self._mixes / len(self._sizes)
         chosen = (np.asarray(seller_weights) * self._sizes) @ self._mixes
@@ -472,7 +475,7 @@ class StandIn:
         Args:
             training: where the search starts; everything else of it is kept.
             noise: deviation of the noise on the mean gradient, over the clip norm.
-            seller_weights: (clients,) weights of the sellers' updates, adding up to 1.
+            seller_weights: (clients,) weights of the sellers' updates.
             fixed: settings of the training that are not to be changed.
             whitening: the public map that sellers apply to their inputs, if they do.
             on_tried: told how many settings have been tried so far.
@@ -791,8 +794,8 @@ class FirstRound:
     """What the first auction of a run means for its training.
 
     Attributes:
-        noise: deviation of the noise on the mean gradient of a round, over the clip norm.
-        weights: (clients,) weights of the sellers' updates, adding up to 1.
+        noise: deviation of the noise on Σ w_i·update_i of a round, in mean gradients of the length of a clip norm.
+        weights: (clients,) the w_i; how long the sum itself is depends on sizes, see `StandIn.group_weights`.
         spent: money paid if everybody delivers.
     """
 
@@ -815,13 +818,39 @@ class Tuned:
 
     def applied(self, config: FederationConfig) -> FederationConfig:
         """The run with these settings."""
-        return config.replace(training=self.rehearsal.training, statistics=self.rehearsal.statistics)
+        found = self.rehearsal
+        return config.replace(
+            training=found.training,
+            statistics=found.statistics,
+            aggregation=found.aggregation or config.aggregation,
+        )
 
 
-def first_round(federation: Federation) -> FirstRound | None:
+def weightings(federation: Federation, fixed: Sequence[str] = ()) -> tuple[str, ...]:
+    """The weights of updates worth trying in a run; the configured ones alone where there is nothing to choose.
+
+    Under local trust the noise of an update does not depend on its seller's size. Weights that count large sellers
+    for more have less noise, and neglect what small ones know. Under aggregate trust the sensitivity of the sum
+    leaves no choice (w_i ∝ 1/σ_i), and for equal sizes both are the same.
+
+    Args:
+        fixed: settings that the caller chose; with "aggregation" among them, or with weights other than the usual
+            ones, they stay.
+    """
+    config = federation.config
+    kept = "aggregation" in fixed or config.aggregation != FederationConfig.aggregation
+    if kept or config.trust == "aggregate" or np.ptp(federation.declared) == 0:
+        return (config.aggregation,)
+    return (config.aggregation, "precision")
+
+
+def first_round(federation: Federation, aggregation: str | None = None) -> FirstRound | None:
     """The noise and the sellers of a run's first round, without training anybody; None if nobody sells.
 
     With persistent types and even spending, later rounds are like it.
+
+    Args:
+        aggregation: the weights of updates under local trust, instead of the configured ones.
     """
     config = federation.config
     state = RunState(0, ServerState.start(torch.zeros(0)), federation.wallets(), federation.pacing.total_micro, ())
@@ -836,7 +865,8 @@ def first_round(federation: Federation) -> FirstRound | None:
         weights[places] = shared.weights / shared.weights.sum()
         noise = shared.deviation(range(len(places))) / (config.training.clip_norm * batch)
     else:
-        found = seller_weights(auction, set(auction.awards), config.aggregation, federation.objective)
+        scheme = aggregation or config.aggregation
+        found = seller_weights(auction, set(auction.awards), scheme, federation.objective)
         sigma = np.array([award.event.noise_multiplier for award in auction.awards.values()])
         weights[places] = found
         noise = float(np.sqrt(((found * sigma) ** 2).sum())) / batch
@@ -864,18 +894,19 @@ def tuned_settings(
     worlds: int = WORLDS,
     on_tried: Callable[[int], None] | None = None,
 ) -> Tuned | None:
-    """Server rate, clip norm and averaging for this run, chosen on the task's public records.
+    """Server rate, clip norm, averaging and weights of updates for this run, chosen on the task's public records.
 
     A linear model is rehearsed twice, on inputs as they are and on inputs that the moments of the public records
     whiten, and the better of the two is chosen; `Rehearsal.statistics` says which. If the caller fixes the rate or
-    the clip norm, inputs stay as they are.
+    the clip norm, inputs stay as they are. `Rehearsal.aggregation` says which of the `weightings` did best.
 
     None where there are no public records to choose on, where nothing is sold, or where the run trains otherwise
     (several local steps, references without privacy, whitening that the caller asked for): then documented defaults
     stand.
 
     Args:
-        fixed: settings that the caller chose; with "statistics" among them inputs stay as they are.
+        fixed: settings that the caller chose; with "statistics" among them inputs stay as they are, with
+            "aggregation" the weights of updates.
         on_tried: told how many settings have been tried so far.
     """
     public = task.public
@@ -884,30 +915,53 @@ def tuned_settings(
     if config.training.steps != 1 or config.statistics != "none":
         return None
     with one_thread(), Federation(config, task=task, asked=asked, mechanism=mechanism) as federation:
-        first = first_round(federation)
-        if first is None:
+        if first_round(federation) is None:
             return None
         stand_in = StandIn(task, clients=config.clients, worlds=worlds, seed=config.seed)
-        noise = first.noise if config.privacy.is_private else 0.0
-        found = rehearsed(config, stand_in, first.weights, noise, fixed=fixed, on_tried=on_tried)
+        found = rehearsed(federation, stand_in, fixed=fixed, on_tried=on_tried)
+        assert found is not None
     return Tuned(found, stand_in.own)
 
 
 def rehearsed(
+    federation: Federation,
+    stand_in: StandIn,
+    *,
+    fixed: Sequence[str] = (),
+    on_tried: Callable[[int], None] | None = None,
+) -> Rehearsal | None:
+    """The best rehearsal of a run: over weights of updates, and over inputs as they are and whitened.
+
+    None if nobody sells.
+
+    Args:
+        fixed: as for `tuned_settings`.
+    """
+    config = federation.config
+    schemes = weightings(federation, fixed)
+    found = []
+    for scheme in schemes:
+        first = first_round(federation, scheme)
+        if first is None:
+            return None
+        noise = first.noise if config.privacy.is_private else 0.0
+        one = _better_inputs(config, stand_in, first.weights, noise, fixed, on_tried)
+        found.append(replace(one, aggregation=scheme) if len(schemes) > 1 else one)
+    return min(found, key=lambda one: one.loss_after)
+
+
+def _better_inputs(
     config: FederationConfig,
     stand_in: StandIn,
     weights: Array,
     noise: float,
-    *,
-    fixed: Sequence[str] = (),
-    on_tried: Callable[[int], None] | None = None,
+    fixed: Sequence[str],
+    on_tried: Callable[[int], None] | None,
 ) -> Rehearsal:
     """The better of two rehearsals: with inputs as they are, and with inputs whitened by the public records.
 
     Args:
-        weights: (clients,) of the sellers' updates, adding up to 1.
-        noise: deviation of the noise on the mean gradient of a round, over the clip norm.
-        fixed: as for `tuned_settings`.
+        weights, noise: of a `FirstRound`.
     """
     found = stand_in.rehearse(config.training, config.rounds, noise, weights, fixed=fixed, on_tried=on_tried)
     whitening = free_whitening(config, stand_in.task)

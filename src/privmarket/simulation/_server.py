@@ -4,7 +4,8 @@ An update is a sum over a client's records divided by a *public* number of recor
 for more, and its noise depends on ε alone. Weights here multiply those updates. The server's momentum and its
 average over the last rounds' weights use only what clients released, so they cost no privacy.
 
-Implements: α ∝ ε of Algorithm 2 of [Sun2026]; inverse variance; the weights that minimise the error of P2.
+Implements: α ∝ ε of Algorithm 2 of [Sun2026]; inverse variance of sums; inverse variance of means; the weights that
+minimise the error of P2.
 Deviation: ε² is what minimises the variance; ε is kept as the paper's rule.
 """
 
@@ -37,12 +38,16 @@ _CLIENTS_AT_ONCE = 32
 def seller_weights(
     auction: Round, usable: Collection[str], scheme: str, objective: AggregationError | None = None
 ) -> Array:
-    """Weights of the updates of a cleared round that can be used, ≥ 0, adding up to 1.
+    """Weights of the updates of a cleared round that can be used, ≥ 0.
+
+    They add up to 1, except those of `precision`: there the sum counts as many records as under equal weights, so
+    that the server's rate means the same step.
 
     Args:
         usable: the sellers who delivered such an update.
         scheme: epsilon (α ∝ ε), inverse-noise (α ∝ 1/σ, the weights of a secure sum), epsilon-squared
-            (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), or optimal.
+            (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), optimal, or precision (α ∝ declared records/variance,
+            which has the least noise for the records that it counts).
         objective: κ and H of P2, for `optimal`.
 
     Returns:
@@ -56,15 +61,18 @@ def seller_weights(
     sells = epsilon > 0
     if not sells.any():
         return np.zeros(0)
+    relative_size = auction.bids.data_share * auction.bids.clients
     if scheme == "epsilon":
         raw = epsilon
     elif scheme == "inverse-noise":
         raw = np.where(sells, 1.0 / noise, 0.0)
     elif scheme == "epsilon-squared":
         raw = np.where(sells, 1.0 / noise**2, 0.0)
+    elif scheme == "precision":
+        raw = np.where(sells, relative_size / noise**2, 0.0)
+        return np.asarray((raw * (relative_size[sells].mean() / (raw @ relative_size)))[sells])
     else:
         # P2 weighs the clients' means; divided by the relative size this is a weight of their sums.
-        relative_size = auction.bids.data_share * auction.bids.clients
         raw = (objective or AggregationError()).optimal_weights(epsilon, auction.bids) / relative_size
     return np.asarray((raw / raw.sum())[sells])
 

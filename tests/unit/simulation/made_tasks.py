@@ -10,7 +10,17 @@ CLIENTS = 12
 SLOPE = np.array([1.5, -1.0, 0.5, 0.0])
 
 
-def made(goal="classification", private_seed=0, public=60, model="linear", rows=40, **changes):
+def in_turn(i):
+    """Whose record is number i where all hold equally many."""
+    return i % CLIENTS
+
+
+def half_to_one(i):
+    """Whose record is number i where the first client holds more than half: 260 of 480, the others 20 each."""
+    return 0 if i % 2 else i // 2 % CLIENTS
+
+
+def made(goal="classification", private_seed=0, public=60, model="linear", rows=40, owner=in_turn, **changes):
     """A task whose labels follow from a known slope; `private_seed` changes nothing but the private records."""
 
     def drawn(seed, count):
@@ -26,7 +36,7 @@ def made(goal="classification", private_seed=0, public=60, model="linear", rows=
     return Task.from_arrays(
         inputs,
         labels,
-        clients=[f"site {i % CLIENTS}" for i in range(labels.size)],
+        clients=[f"site {owner(i)}" for i in range(labels.size)],
         public=drawn(2, public) if public else None,
         test=drawn(3, 400),
         model=model,

@@ -13,7 +13,7 @@ from privmarket.simulation._config import FederationConfig, Training
 
 # Settings whose default depends on the task or on other settings; None asks for it.
 OPEN = {"dataset", "clients", "alpha", "sizes", "public", "measured_on", "mechanism", "mechanism_settings"}
-OPEN |= {"evaluate_every", "bids", "task", "statistics", *(one.name for one in fields(Training))}
+OPEN |= {"evaluate_every", "bids", "task", "statistics", "aggregation", *(one.name for one in fields(Training))}
 
 
 @pytest.mark.parametrize("function", [pm.federate, pm.plan])

@@ -36,7 +36,8 @@ def weights(scheme, **settings):
 @pytest.mark.parametrize("scheme", AGGREGATIONS)
 def test_weights_are_a_distribution_on_sellers(scheme):
     found = weights(scheme)
-    assert found.sum() == pytest.approx(1.0)
+    if scheme != "precision":
+        assert found.sum() == pytest.approx(1.0)
     assert (found >= 0).all()
     assert seller_weights(cleared(), cleared().awards, scheme).shape == (3,)
 
@@ -54,7 +55,33 @@ def test_proportional_and_inverse_variance():
 def test_inverse_variance_has_the_least_variance():
     best = float(weights("epsilon-squared") ** 2 @ NOISE**2)
     for scheme in AGGREGATIONS:
-        assert float(weights(scheme) ** 2 @ NOISE**2) >= best * (1 - 1e-12)
+        found = weights(scheme)
+        assert float((found / found.sum()) ** 2 @ NOISE**2) >= best * (1 - 1e-12)
+
+
+def noise_of_mean(found):
+    """Σ a²σ²/(Σ a n)²: the variance of the noise on Σ a·sum/Σ a·n, for clip norm 1."""
+    return float(found**2 @ NOISE**2) / float(found @ BIDS.data_size) ** 2
+
+
+def test_precision_has_the_least_noise_for_the_records_it_counts():
+    """By hand: a ∝ n/σ² has 1/Σ n²/σ², and the sum counts as many records as with a third of weight for each."""
+    found = weights("precision")
+    raw = np.array([100 / 16, 0, 200 / 4, 50 / 64])
+    np.testing.assert_allclose(found / found.sum(), raw / raw.sum())
+    assert found @ BIDS.data_size == pytest.approx((100 + 200 + 50) / 3)
+    least = 1 / (100**2 / 16 + 200**2 / 4 + 50**2 / 64)
+    assert noise_of_mean(found) == pytest.approx(least)
+    assert noise_of_mean(weights("epsilon-squared")) > 1.01 * least
+    rng = np.random.default_rng(0)
+    for other in rng.dirichlet(np.ones(3), 200):
+        assert noise_of_mean(np.array([other[0], 0.0, *other[1:]])) >= least
+
+
+def test_precision_is_inverse_variance_where_sizes_are_equal(monkeypatch):
+    equal = Bids(BIDS.valuation, BIDS.epsilon, data_size=[70] * 4)
+    monkeypatch.setitem(globals(), "BIDS", equal)
+    np.testing.assert_allclose(weights("precision"), weights("epsilon-squared"), rtol=1e-15)
 
 
 @pytest.mark.parametrize("heterogeneity", [0.01, 0.3, 3.0])

@@ -36,7 +36,7 @@ from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, own_records
 from privmarket.simulation._plan import Options, Planner
-from privmarket.simulation._rehearsal import StandIn, first_round, rehearsed
+from privmarket.simulation._rehearsal import StandIn, rehearsed
 from privmarket.simulation._result import RunResult
 from privmarket.tasks import Task
 from privmarket.tasks._records import Records
@@ -61,6 +61,7 @@ class Chosen:
         rounds, training, statistics: of the run.
         tried: loss in rehearsals, of the buyer's own model ("own records") and after a market with each candidate.
         heterogeneity: H as it was measured in rehearsals, where a rule needs it.
+        aggregation: how updates are weighted, where there was a choice (local trust, clients of unequal size).
     """
 
     rule: str
@@ -71,6 +72,7 @@ class Chosen:
     tried: dict[str, float]
     seconds: float
     heterogeneity: float | None = None
+    aggregation: str | None = None
 
 
 def task_of(config: Config, seed: int) -> Task:
@@ -140,24 +142,29 @@ def choose(config: Config, task: Task, seed: int, folder: Path) -> Chosen:
             tried["own records"] = stand_in.loss_before()
             for market in markets:
                 with Federation(market, task=task) as federation:
-                    first = first_round(federation)
-                if first is None:
+                    found = rehearsed(federation, stand_in, fixed=_fixed(config))
+                if found is None:
                     continue
-                found = rehearsed(market, stand_in, first.weights, first.noise)
                 tried[f"{market.rounds} rounds"] = found.loss_after
                 if best is None or found.loss_after < best[1].loss_after:
                     best = market.rounds, found
     taken = round(time.perf_counter() - started, 1)
     if best is None:
         return Chosen(rule, settings, rounds[0], asdict(_default(config, markets[0])), "none", tried, taken)
-    return Chosen(rule, settings, best[0], asdict(best[1].training), best[1].statistics, tried, taken)
+    training, statistics, aggregation = asdict(best[1].training), best[1].statistics, best[1].aggregation
+    return Chosen(rule, settings, best[0], training, statistics, tried, taken, aggregation=aggregation)
+
+
+def _fixed(config: Config) -> tuple[str, ...]:
+    """Settings of the run that a configuration names, which no rehearsal changes."""
+    return tuple(config.get("market", {}))
 
 
 def _planned(config: Config, task: Task, folder: Path, started: float) -> Chosen:
     """What the search of `privmarket plan` chooses for this sum of money, on public records."""
     options = Options(rounds=tuple(config["rounds"]), worlds=WORLDS)
     base = market_of(config, task, SEARCH_SEED, options.rounds[0], "mean-field-menu", {})
-    planner = Planner(base, folder, options, task=task)
+    planner = Planner(base, folder, options, task=task, fixed=_fixed(config))
     found = planner.search(float(config["money"]))
     tried = {f"{label}, {rounds} rounds": loss for (label, rounds), loss in found.losses.items()}
     training = found.choice.training(base.training)
@@ -170,6 +177,7 @@ def _planned(config: Config, task: Task, folder: Path, started: float) -> Chosen
         {"own records": found.loss_before, **tried},
         round(time.perf_counter() - started, 1),
         planner.heterogeneity,
+        found.choice.aggregation,
     )
 
 
@@ -254,10 +262,12 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     chosen = chosen_for(config, seed, scratch.parent.parent / "chosen")
     tuned = time.perf_counter()
     task = _same_task(config, seed)
+    market = market_of(config, task, seed, chosen.rounds, chosen.rule, chosen.settings)
     market = replace(
-        market_of(config, task, seed, chosen.rounds, chosen.rule, chosen.settings),
+        market,
         training=Training(**chosen.training),
         statistics=chosen.statistics,
+        aggregation=chosen.aggregation or market.aggregation,
     )
     own = _own_model(config, task, seed)
     with one_thread(), Federation(market, task=task, own_model=own) as federation:
