@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from privmarket.privacy._gaussian import epsilon_of, mu_of
 from privmarket.simulation import _own_records
@@ -15,7 +16,7 @@ from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell, Kind, Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.report import markdown
-from privmarket_studies.what_money_buys import cells as study, noise, page, runs, sceptic
+from privmarket_studies.what_money_buys import cells as study, copies, noise, page, runs, sceptic
 
 ROUNDS = 3
 
@@ -352,3 +353,119 @@ def test_only_searched_cells_depend_on_which_rules_a_plan_tries():
     assert searched
     assert all(cell.config["tries"] == list(PLANNED_RULES) for cell in searched)
     assert not any("tries" in cell.config for cell in listed if cell.config.get("rule") != "plan")
+
+
+def test_copies_of_a_held_out_picture_are_held_out():
+    labels = np.arange(30) % 3
+    fold = copies.folds_of(labels, 1)
+    everyone = np.tile(np.arange(30), 5)
+    pictures = copies.Pictures(np.zeros((150, 2), dtype=np.float32), labels[everyone], everyone)
+    held_out = []
+    for fitted, rest in copies.split(pictures, fold):
+        assert not set(pictures.original[fitted]) & set(rest)
+        assert len(fitted) + 5 * len(rest) == 150, "every other picture is fitted with all its copies"
+        held_out += list(rest)
+    assert sorted(held_out) == list(range(30)), "every picture is told once, and no copy"
+
+
+def test_copies_help_and_shuffled_labels_give_chance(small, monkeypatch):
+    """Copies in another fold than their picture would be told right whatever the labels are."""
+    config = {**small.where, "copies": 10}
+    task = runs.task_of(config, 1)
+    rng = np.random.default_rng(0)
+
+    def found(of):
+        monkeypatch.setattr(copies, "task_of", lambda *_: of)
+        return copies.run(config, 1, None)
+
+    usual = found(task)
+    assert min(usual["accuracy"].values()) > 0.75
+    tried = usual["cross_validated"]["kernel ridge"]
+    assert tried[usual["chosen"]["kernel ridge"]["warps"]] == max(tried.values()) > tried["none"]
+    others = replace(task.private, labels=rng.permutation(task.private.labels))
+    assert found(task.replace(private=others)) == usual
+    by_chance = found(task.replace(public=replace(task.public, labels=rng.permutation(task.public.labels))))
+    assert max(by_chance["accuracy"].values()) < 0.3
+    assert max(max(one.values()) for one in by_chance["cross_validated"].values()) < 0.4
+
+
+def test_tests_of_copies_say_nothing_to_the_choice(small, monkeypatch):
+    config = {**small.where, "copies": 3}
+    task = runs.task_of(config, 1)
+    usual = copies.run(config, 1, None)
+    wrong = replace(task.test, labels=(task.test.labels + 1) % 10)
+    monkeypatch.setattr(copies, "task_of", lambda *_: task.replace(test=wrong))
+    other = copies.run(config, 1, None)
+    assert other["chosen"] == usual["chosen"]
+    assert max(other["accuracy"].values()) < 0.2 < min(usual["accuracy"].values())
+
+
+def test_a_warp_of_whole_pixels_shifts_and_mirrors():
+    picture = torch.arange(49.0).reshape(1, 1, 7, 7)
+    unchanged = copies.warped_copies(picture, copies.Warp(), np.random.default_rng(0))
+    assert unchanged.numpy() == pytest.approx(picture.numpy(), abs=1e-4)
+    warp = copies.Warp(shift=2.0, mirror=True, whole=True)
+    seen = set()
+    for seed in range(40):
+        made = copies.warped_copies(picture, warp, np.random.default_rng(seed))[0, 0].numpy()
+        middle = float(made[3, 3])
+        assert middle == pytest.approx(round(middle), abs=1e-4)
+        down, across = divmod(round(middle), 7)
+        assert max(abs(down - 3), abs(across - 3)) <= 2
+        step = float(made[3, 4] - made[3, 3])
+        seen.add(round(step))
+        assert abs(step) == pytest.approx(1.0, abs=1e-4)
+    assert seen == {-1, 1}, "as it is and mirrored"
+
+
+def test_copies_leave_less_of_the_gain():
+    """Figures of the table and of the text follow from runs of the same seeds."""
+    market = study.MNIST
+    records = [
+        Record(
+            cell := Cell(study.KIND, market.capped(wallet), seed),
+            cell.depends_on,
+            {
+                "score": 0.97 + 0.001 * wallet + 0.001 * seed,
+                "score_name": "accuracy",
+                "before": 0.95,
+                "before_model": "ridge",
+                "gain": 0.02 + 0.001 * wallet + 0.001 * seed,
+            },
+            None,
+            1.0,
+            {},
+        )
+        for wallet in study.WALLETS
+        for seed in (1, 2, 3)
+    ]
+    records += [
+        Record(
+            cell := Cell(study.COPIES, study.copies_config(market), seed),
+            cell.depends_on,
+            {
+                "accuracy": {"kernel ridge": 0.96 if seed == 1 else 0.94, "ridge": 0.93},
+                "chosen": {"kernel ridge": {"warps": "full" if seed == 1 else "mild"}},
+            },
+            None,
+            1.0,
+            {},
+        )
+        for seed in (1, 2)
+    ]
+    found = page.Found(Results(records))
+    row = page.copies_table(found).rows[0]
+    assert row[2:6] == ["95.00", "95.00", "mild 1, full 1", "97.25"], "over the two seeds that have both"
+    assert row[6].startswith("+2.25 [")
+    assert row[7].startswith("+1.75 ["), "1.2 over 96 with copies, and 2.3 over 95 without"
+    assert row[8].startswith("78%")
+    assert row[9] == "2"
+    assert page.left_text(found, market, 1.0) == row[7]
+    text = page.sceptic_text(found).markdown
+    assert f"- {market.name}: {row[7]} and " in text
+    assert text.count(NOT_COMPUTED) == 12, "three other markets"
+    listed = {cell.slot for cell in study.cells(Scale()) if cell.kind == study.COPIES}
+    assert len(listed) == 40
+    assert (
+        "- mnist, 600 public, own pictures with warped copies: 8 not computed" in page.missing_text(found).markdown
+    )

@@ -58,6 +58,7 @@ KINDS: dict[str, Kind] = {
     "money-pooled": Kind("privmarket_studies.what_money_buys.runs:run_pooled"),
     "money-noise": Kind("privmarket_studies.what_money_buys.noise:run"),
     "money-sceptic": Kind("privmarket_studies.what_money_buys.sceptic:run"),
+    "money-copies": Kind("privmarket_studies.what_money_buys.copies:run"),
 }
 
 

@@ -69,6 +69,9 @@ def _money(results: Results) -> dict[str, str]:
             texts[f"{key}_gain"] = money_page.gain_text(runs)
             texts[f"{key}_seeds"] = str(len(runs))
             worst = [run["epsilon"]["collude"] for run in runs.values()]
+            if market in money.PICTURES:
+                texts[f"{key}_left"] = money_page.left_text(found, market, wallet)
+                texts[f"{key}_left_share"] = money_page.left_share(found, market, wallet)
             texts[f"{key}_worst"] = f"{max(worst):.1f}" if worst else NOT_COMPUTED
     texts |= {
         f"strikes_{wallet:g}_share": money_page.share_at(found, money.STRIKES, wallet) for wallet in money.WALLETS

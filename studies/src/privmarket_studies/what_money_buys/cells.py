@@ -17,6 +17,7 @@ from privmarket_studies.what_money_buys.runs import EACH_SEED, KIND
 POOLED = "money-pooled"
 NOISE = "money-noise"
 SCEPTIC = "money-sceptic"
+COPIES = "money-copies"
 TRUSTS = ("aggregate", "local")
 # More than anyone can sell within a lifetime ε: then the wallet is the limit, and not money.
 ENOUGH = 1e5
@@ -129,6 +130,7 @@ DIGITS = Market(
 )
 
 PICTURES = (MNIST, MNIST_100, FASHION, CIFAR)
+_COPIES = {MNIST.name: 9, MNIST_100.name: 30, FASHION.name: 6, CIFAR.name: 4}
 FIRST_LOOKS = (BENEFITS, INSURED)
 TABLES = (STRIKES, PUPILS, TEXTS, *FIRST_LOOKS)
 WALLETS = (1.0, 3.0)
@@ -235,6 +237,11 @@ def other_configs(market: Market) -> dict[str, dict[str, Any]]:
     }
 
 
+def copies_config(market: Market) -> dict[str, Any]:
+    """A market's own pictures with warped copies of each: fewer where pictures are many or features take long."""
+    return {**market.where, "copies": _COPIES[market.name]}
+
+
 def cells(scale: Scale) -> list[Cell]:
     """All runs, the most important first; in the quick form, one small market."""
     if scale.quick:
@@ -252,6 +259,8 @@ def cells(scale: Scale) -> list[Cell]:
     for seeds in (3, 10):
         for market in (MNIST, FASHION, MNIST_100, CIFAR, PUPILS):
             listed += headline_cells(scale, market, seeds)
+    for market in PICTURES:
+        listed += _cells([copies_config(market)], _seeds(scale, 10), COPIES)
     listed += _cells([PUPILS.pooled()], _seeds(scale, 10), POOLED)
     # A choice takes a minute here, and every seed makes its own.
     listed += headline_cells(scale, TEXTS, 5) + _cells([TEXTS.pooled()], _seeds(scale, 5), POOLED)
