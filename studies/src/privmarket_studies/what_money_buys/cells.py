@@ -137,17 +137,8 @@ WALLETS = (1.0, 3.0)
 UNITS = ("record", "person")
 PUBLIC_SIZES = (0, 100, 600, 2000, 5000)
 CLIENTS = (30, 100, 300, 1000)
-# Of crowds that train, for each client.
-CROWD_MONEY = (3.0,)
 CURVE, SECOND_CURVE = (replace(market, rounds=_CURVE_ROUNDS) for market in (STRIKES, INSURED))
-# One price for all instead of a search, which takes ten minutes a sum for so many inputs.
-PICTURE_CURVE = replace(
-    CIFAR,
-    name=f"{CIFAR.name}, one price of 0.5",
-    rule={"rule": "ration", "settings": {"unit_price": 0.5}},
-    money={"aggregate": (10.0, 30.0, 100.0, 300.0), "local": (100.0, 300.0, 1000.0, 3000.0)},
-)
-CURVES = (CURVE, SECOND_CURVE, PICTURE_CURVE)
+CURVES = (CURVE, SECOND_CURVE)
 # What clients are like, where that is not Uniform valuations drawn at random and reported truthfully.
 OTHER_CLIENTS: dict[str, dict[str, Any]] = {
     "LogNormal valuations": {"scenario": "lognormal"},
@@ -212,13 +203,6 @@ def public_config(size: int, wallet: float = 1.0) -> dict[str, Any]:
     return Market("", _pictures("mnist", 0.1, size), MNIST.rounds, _FEW).capped(wallet)
 
 
-def crowd_config(clients: int, trust: str, money: float) -> dict[str, Any]:
-    """MNIST shared out among so many clients, at one price for all, with money per client fixed."""
-    rule = {"rule": "ration", "settings": {"unit_price": 1.0}}
-    market = Market("", _pictures("mnist", 0.1, 600, clients), (10,), _FEW, rule)
-    return market.priced(trust, money)
-
-
 def noise_config(clients: int) -> dict[str, Any]:
     """Money for equal noise among so many clients."""
     return {"clients": clients, "money": 0.3, "scenario": "uniform"}
@@ -274,13 +258,8 @@ def cells(scale: Scale) -> list[Cell]:
     listed += _cells([public_config(size) for size in PUBLIC_SIZES], _seeds(scale, 5))
     for wallet in WALLETS:
         listed += _cells(baseline_configs(CIFAR, wallet).values(), _seeds(scale, 5))
-    for trust in TRUSTS:
-        listed += _cells(curve_configs(PICTURE_CURVE, trust), _seeds(scale, 5))
     # All training pictures are the same for every seed.
     listed += [Cell(POOLED, market.pooled(), 1) for market in PICTURES]
-    for money in reversed(CROWD_MONEY):
-        crowds = [crowd_config(n, trust, money * n) for n in CLIENTS for trust in TRUSTS]
-        listed += _cells(crowds, _seeds(scale, 5))
     return listed
 
 

@@ -24,8 +24,8 @@ from privmarket_studies.reproduce.document import (
 )
 from privmarket_studies.reproduce.statistics import Measured, compare, interval
 from privmarket_studies.what_money_buys import cells as study
-from privmarket_studies.what_money_buys.cells import KIND, POOLED, Market
-from privmarket_studies.what_money_buys.runs import money_that_buys, money_that_keeps
+from privmarket_studies.what_money_buys.cells import POOLED, Market
+from privmarket_studies.what_money_buys.runs import KIND, money_that_buys, money_that_keeps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,9 +103,8 @@ def render(results: Results) -> ResultPage:
             prose("money-public"),
             public_table(found),
             Text("## How many sellers there are"),
-            prose("money-crowd"),
+            prose("money-noise"),
             noise_table(found),
-            crowd_table(found),
             Text("## A person instead of a record"),
             person_text(found),
             person_table(found),
@@ -502,19 +501,28 @@ def worst_case_table(found: Found, markets: tuple[Market, ...]) -> Table:
     )
 
 
+def _at_equal_epsilon(found: Found, market: Market, wallet: float) -> dict[str, dict[int, Result]]:
+    """The runs of each of `baseline_configs`, of the seeds that all of them have that have any."""
+    runs = {name: found.runs(config) for name, config in study.baseline_configs(market, wallet).items()}
+    done = [set(one) for one in runs.values() if one]
+    seeds = sorted(set.intersection(*done)) if done else []
+    return {name: {seed: one[seed] for seed in seeds if seed in one} for name, one in runs.items()}
+
+
+def equal_epsilon_gains(found: Found, market: Market, wallet: float) -> list[str]:
+    """The gain with a central curator, with a secure sum, and with local noise."""
+    return [gain_text(one) for one in _at_equal_epsilon(found, market, wallet).values()]
+
+
 def baseline_table(found: Found) -> Table:
     """Central, distributed and local noise at one lifetime ε."""
     rows = []
     for market in (study.STRIKES, study.PUPILS, *study.FIRST_LOOKS, study.CIFAR):
         for wallet in study.WALLETS:
-            configs = study.baseline_configs(market, wallet)
-            runs = {name: found.runs(config) for name, config in configs.items()}
-            done = [set(one) for one in runs.values() if one]
-            seeds = set.intersection(*done) if done else set()
-            shared = {name: {seed: one[seed] for seed in seeds if seed in one} for name, one in runs.items()}
+            shared = _at_equal_epsilon(found, market, wallet)
             before = next((one for one in shared.values() if one), {})
-            gains = [gain_text(one) for one in shared.values()]
-            rows.append([market.name, f"{wallet:g}", mean_text(before, "before"), *gains, str(len(seeds))])
+            gains = equal_epsilon_gains(found, market, wallet)
+            rows.append([market.name, f"{wallet:g}", mean_text(before, "before"), *gains, str(len(before))])
     return Table(
         "money-baselines",
         "Gain over own records [95 %] at equal lifetime ε, everybody selling the same ε",
@@ -707,30 +715,6 @@ def noise_table(found: Found) -> Table:
 def root_honest(sellers: float) -> float:
     """√h of a round's sellers, h being the honest ones of one secure sum; above 400 sellers there are several."""
     return float(honest_per_cohort(round(sellers), HONEST_SHARE) ** 0.5)
-
-
-def crowd_table(found: Found) -> Table:
-    """The two trusts at equal money per client, by the number of clients."""
-    rows = []
-    for money in study.CROWD_MONEY:
-        for clients in study.CLIENTS:
-            configs = {trust: study.crowd_config(clients, trust, money * clients) for trust in study.TRUSTS}
-            runs = {trust: found.runs(config) for trust, config in configs.items()}
-            rows.append(
-                [
-                    f"{money:g}",
-                    f"{clients:,}",
-                    *(gain_text(runs[trust]) for trust in study.TRUSTS),
-                    f"{root_honest(clients):.1f}",
-                    str(min(map(len, runs.values()))),
-                ]
-            )
-    return Table(
-        "money-crowd",
-        "MNIST, 600 public records, one price of 1, 10 rounds: gain [95 %]",
-        ("money per client", "clients", "aggregate", "local", "√(honest), if all sell", "seeds of both"),
-        rows,
-    )
 
 
 def person_text(found: Found) -> Block:
