@@ -89,9 +89,6 @@ def _money(results: Results) -> dict[str, str]:
                 texts[f"{trust}_{word}_gain"] = money_page.gain_text(runs)
     texts["ratio"] = money_page.ratio_for(found, money.CURVE, 0.5)
     texts["kept_ratio"] = money_page.ratio_for(found, money.CURVE, 0.5, "from there on")
-    for trust in money.TRUSTS:
-        texts[f"second_half_{trust}"] = money_page.money_for(found, money.SECOND_CURVE, trust, 0.5)
-    texts["second_ratio"] = money_page.ratio_for(found, money.SECOND_CURVE, 0.5)
     texts |= dict(
         zip(("central", "sum", "alone"), money_page.equal_epsilon_gains(found, money.CIFAR, 1.0), strict=True)
     )

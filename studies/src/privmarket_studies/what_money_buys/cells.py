@@ -137,8 +137,7 @@ WALLETS = (1.0, 3.0)
 UNITS = ("record", "person")
 PUBLIC_SIZES = (0, 100, 600, 2000, 5000)
 CLIENTS = (30, 100, 300, 1000)
-CURVE, SECOND_CURVE = (replace(market, rounds=_CURVE_ROUNDS) for market in (STRIKES, INSURED))
-CURVES = (CURVE, SECOND_CURVE)
+CURVE = replace(STRIKES, rounds=_CURVE_ROUNDS)
 # What clients are like, where that is not Uniform valuations drawn at random and reported truthfully.
 OTHER_CLIENTS: dict[str, dict[str, Any]] = {
     "LogNormal valuations": {"scenario": "lognormal"},
@@ -237,8 +236,6 @@ def cells(scale: Scale) -> list[Cell]:
         listed += _cells(curve_configs(CURVE, trust), _seeds(scale, 10))
     for market in FIRST_LOOKS:
         listed += first_look_cells(scale, market)
-    for trust in TRUSTS:
-        listed += _cells(curve_configs(SECOND_CURVE, trust), _seeds(scale, 5))
     # A few seeds of everything first, so that a study that is stopped has the whole picture in small.
     for seeds in (3, 10):
         for market in (MNIST, FASHION, MNIST_100, CIFAR, PUPILS):

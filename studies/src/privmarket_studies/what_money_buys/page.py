@@ -74,7 +74,7 @@ def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = Found(results)
     markets = (study.DIGITS,) if found.quick else (*study.PICTURES, *study.TABLES)
-    curves = (study.DIGITS,) if found.quick else study.CURVES
+    curves = (study.DIGITS,) if found.quick else (study.CURVE,)
     blocks: list[Block] = [
         prose("money-set-up"),
         Figure("money", caption(found, curves[0]), lambda: draw_curve(found, curves[0])),
