@@ -322,7 +322,7 @@ def curve_table(found: Found, market: Market) -> Table:
                 ]
             )
     columns = (
-        *("trust", "offered", "paid", "gain over own records [95 %]", "what public records chose"),
+        *("trust", "offered", "paid", "gain over own records [95 %]", "what public records chose (first seed)"),
         *("lifetime ε of who sold most (all others collude)", "seeds"),
     )
     task = market.where["task"]
@@ -832,9 +832,11 @@ def chosen_table(found: Found, markets: tuple[Market, ...], curves: tuple[Market
         runs = found.runs(config)
         if not runs:
             continue
-        chosen = next(iter(runs.values()))["chosen"]
+        chosen = runs[min(runs)]["chosen"]
         training = chosen["training"]
         inputs = "whitened by public records" if chosen["statistics"] == "free" else "as they are"
+        if chosen.get("aggregation") == "precision":
+            inputs += "; weights by size and noise"
         settings = ", ".join(f"{key} {value}" for key, value in chosen["settings"].items())
         tried = chosen["tried"]
         rows.append(
@@ -853,7 +855,8 @@ def chosen_table(found: Found, markets: tuple[Market, ...], curves: tuple[Market
         rows = [[NOT_COMPUTED] * 8]
     return Table(
         "money-chosen",
-        "Chosen by rehearsals on the public records of seed 0, which no figure comes from",
+        "Chosen by rehearsals on public records: of pictures those of seed 0; of tables, where each seed chooses "
+        "for itself, the first seed's choice is shown",
         ("run", "rule", "rounds", "server rate", "clip norm", "averaging", "inputs", "rules and rounds rehearsed"),
         rows,
     )
