@@ -45,7 +45,8 @@ def test_plan_resumes_and_says_what_it_tried_for_a_target(tmp_path):
     assert again.stdout.startswith("Your own 143 records alone: accuracy ")
     said = " ".join(again.stdout.split())
     assert "Not reached: 99.9 %. The best of what was tried:" in said
-    assert "Tried: 5 rounds; 5 rules; " in said
+    # Five rules, and prices beyond the grid while the best lies at its edge.
+    assert re.search(r"Tried: 5 rounds; [5-9] rules; ", said)
     assert "rehearsals on your own records, figures come from 2 seeds." in said
     assert "out of reach" not in said
     # One seed and one number of rounds say nothing about other settings: the next command tries more of them.

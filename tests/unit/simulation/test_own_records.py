@@ -82,8 +82,8 @@ def test_the_market_starts_from_the_buyers_own_model():
 
 @pytest.mark.parametrize("goal", ["classification", "regression"])
 def test_money_adds_to_what_the_buyer_had(goal):
-    """Twenty own records, 480 of others: with next to no noise the market's model is near the truth."""
-    task = made(goal, public=20, private_seed=1)
+    """A dozen own records, 480 of others: with next to no noise the market's model is near the truth."""
+    task = made(goal, public=12, private_seed=1)
     config = config_of(task, budget=400.0, rounds=15)
     tuned = tuned_settings(config, task, worlds=3)
     result = run(tuned.applied(config), task=task, own_model=tuned.own_model)
