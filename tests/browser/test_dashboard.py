@@ -151,12 +151,15 @@ def shoot(page: Any, name: str) -> None:
 
 def tab_to(page: Any, wanted: str) -> Any:
     """Presses Tab until the element with this id has the focus."""
-    for _ in range(90):
+    pressed = 0
+    limit = time.monotonic() + 60
+    while pressed < 90 and time.monotonic() < limit:
         try:
             focused = page.switch_to.active_element
             if focused.get_attribute("id") == wanted:
                 return focused
             focused.send_keys(Keys.TAB)
+            pressed += 1
         except (StaleElementReferenceException, ElementNotInteractableException):  # the next page came in between
             time.sleep(0.1)
     raise AssertionError(f"{wanted} cannot be reached with the keyboard")

@@ -300,7 +300,7 @@ BAD = {
     "bench federate --before nowhere": "--before nowhere: no checkout of this project",
     "seller check bad.toml": "bad.toml: epsilon_per_sale = 'much': not a number",
     "seller check unknown.toml": "unknown.toml: unknown key 'epsilon_per_sail'",
-    "seller check nottoml.toml": "nottoml.toml: Invalid statement",
+    "seller check nottoml.toml": "nottoml.toml: cannot be read as a policy: Invalid statement",
     "seller check neg.toml": "neg.toml: policy: epsilon_per_sale is -1.0",
     "seller statement nowhere.jsonl": "nowhere.jsonl: not a wallet file",
     "seller statement w.jsonl": "w.jsonl: not a wallet file",
