@@ -169,7 +169,7 @@ def gain_text(runs: Mapping[int, Result]) -> str:
 
 def _own_model(runs: Mapping[int, Result]) -> str:
     names = [run["before_model"] for run in runs.values() if run["before_model"]]
-    return max(set(names), key=names.count) if names else "none"
+    return max(sorted(set(names)), key=names.count) if names else "none"
 
 
 def capped_table(found: Found, markets: tuple[Market, ...]) -> Table:
