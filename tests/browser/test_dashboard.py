@@ -150,7 +150,8 @@ def shoot(page: Any, name: str) -> None:
 
 
 def tab_to(page: Any, wanted: str) -> Any:
-    """Presses Tab until the element with this id has the focus."""
+    """Presses Tab until the element with this id has the focus, once it is on the page."""
+    until(lambda: page.find_element(By.ID, wanted).is_displayed())
     pressed = 0
     limit = time.monotonic() + 60
     while pressed < 90 and time.monotonic() < limit:

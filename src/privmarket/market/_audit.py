@@ -56,7 +56,7 @@ from privmarket.market._randomised import (
     measured_gain,
 )
 from privmarket.market._replay import replay_code
-from privmarket.market._watch import Record, check_answers, try_designed_markets, watched
+from privmarket.market._watch import Record, check_answers, refuse_mixed, try_designed_markets, watched
 
 if TYPE_CHECKING:
     import pandas
@@ -571,13 +571,18 @@ def _mean_outcome(thrown: list[Mechanism], types: Bids, budget: float) -> Outcom
 
 
 def _check_repeatable(mechanism: Mechanism, types: Bids, budget: float) -> None:
-    """Refuses a rule that answers the same bids in two ways: such a rule cannot be audited."""
+    """Refuses what cannot be audited: a rule with two answers to the same bids, or whose markets see each other."""
     few = types[:2]
-    if mechanism.run(few, budget) != mechanism.run(few, budget):
+    money = budget * np.array([1.0, 0.5])[: len(few)]
+    together = mechanism.run(few, money)
+    if mechanism.run(few, money) != together:
         raise OutcomeError(
             f"{mechanism.name} gave two outcomes for the same bids",
             "take the coins as an argument: a RandomisedMechanism, or a function of (bids, budget, rng)",
         )
+    for number, alone in enumerate(few):
+        here = Outcome(together.epsilon[number], together.payment[number])
+        refuse_mixed(mechanism, alone, float(money[number]), here)
 
 
 def student_t(level: float, degrees: int) -> float:

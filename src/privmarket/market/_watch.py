@@ -25,7 +25,8 @@ from privmarket.market._randomised import FixedCoins
 
 # Costs below this share of the budget are dust: a sale that rounding made of nothing owes nobody anything.
 _DUST = 1e-12
-# How far `unilateral` may be from `run` in a rule whose outcomes differ with the batch, as a share of the budget.
+# How far two answers about one market may be apart in a rule whose outcomes differ with the batch, as a share of the
+# budget.
 _APART_IN_BATCHES = 1e-3
 # Reports drawn for each attacked market, and clients asked about each, to compare `unilateral` with `run`.
 _REPORTS = 3
@@ -163,7 +164,7 @@ def refuse_apart(rule: Mechanism, bids: Bids, reports: Bids, budget: float, clie
     """
     told = rule.unilateral(bids, reports, budget)
     runs = rule.run(deviations(bids, reports, clients), budget)
-    slack = TOLERANCE if rule.exact_in_batches else _APART_IN_BATCHES
+    slack = _slack(rule)
     for row, client in enumerate(clients):
         said = (float(told.epsilon[client]), float(told.payment[client]))
         found = (float(runs.epsilon[row, client]), float(runs.payment[row, client]))
@@ -174,6 +175,32 @@ def refuse_apart(rule: Mechanism, bids: Bids, reports: Bids, budget: float, clie
                 f"answers {said[0]:.6g} for {said[1]:.6g}, and run {found[0]:.6g} for {found[1]:.6g}",
                 "mend unilateral, or leave it out: then every deviation is run",
             )
+
+
+def refuse_mixed(rule: Mechanism, market: Bids, budget: float, among_others: Outcome) -> None:
+    """Compares what a rule decides for one market, (clients,), alone and in a batch with others.
+
+    Raises:
+        OutcomeError: they are apart by more than rounding: attacks run many markets at once, and would say nothing
+            of the rule.
+    """
+    alone = rule.run(market, budget)
+    slack = _slack(rule)
+    apart = (abs(alone.epsilon - among_others.epsilon) > slack * market.epsilon) | (
+        abs(alone.payment - among_others.payment) > slack * budget
+    )
+    if apart.any():
+        client = int(np.argmax(apart))
+        raise OutcomeError(
+            f"{rule.name}: in a market by itself client {client} sells ε {alone.epsilon[client]:.6g} for "
+            f"{alone.payment[client]:.6g}, and with other markets beside it ε {among_others.epsilon[client]:.6g} for "
+            f"{among_others.payment[client]:.6g}",
+            "markets are independent: give axis=-1 to sums, sorts and the like, or write a function of one market",
+        )
+
+
+def _slack(rule: Mechanism) -> float:
+    return TOLERANCE if rule.exact_in_batches else _APART_IN_BATCHES
 
 
 def check_answers(rule: Watched, types: Bids, budget: float, found: Sequence[Regret]) -> None:

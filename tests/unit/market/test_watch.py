@@ -112,6 +112,23 @@ def test_a_rule_whose_answers_are_not_what_it_runs_is_named():
         audit(PaysLess(), UNIFORM, 5, 2.5, profiles=1, attack=FEW)
 
 
+@pytest.mark.parametrize(
+    "price",
+    [lambda bids, budget: bids.valuation.max(), lambda bids, budget: float(budget.flat[0]) / 5],
+    ids=["clients of other markets", "budget of another market"],
+)
+def test_a_rule_that_mixes_its_markets_is_named(price):
+    class Mixes(Posted):
+        name = "mixes"
+
+        def clear(self, bids, budget):
+            sold = np.minimum(bids.epsilon, 0.01)
+            return pm.Outcome(sold, sold * price(bids, budget))
+
+    with pytest.raises(OutcomeError, match=r"mixes: in a market by itself client .* axis=-1"):
+        audit(Mixes(), UNIFORM, 5, 2.5, profiles=1, attack=FEW)
+
+
 def test_a_lie_of_unilateral_that_gains_is_run():
     class Boasts(Posted):
         """Right nearly everywhere, and wrong where the largest gain is found."""
