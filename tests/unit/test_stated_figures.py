@@ -78,7 +78,6 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
     (BITS, "add e = {:.2%} to the sensitivity", lambda: sum_inflation(600)),
     (BITS, "the dithered grid {:.2%}.", lambda: rounded_sensitivity(TWO_DIGITS, 10**5) / TWO_DIGITS - 1),
     (BITS, "So the noise is {:.2%} more than σ·C", lambda: extra_noise(600, 10**5, 1.0)),
-    (BITS, "would have cost {:.2%}.", lambda: math.sqrt(10**5) / TWO_DIGITS),
     (BITS, "the grid of the noise tables ({:.2%})", lambda: 2 ** (1 / 64) - 1),
     (BITS, "(above {:.1f} at δ = 1e-5, one step)", lambda: ReleaseFamily().epsilon_ceiling),
     (BITS, "wallet's δ: {:.0e} at a cap of 10", lambda: (1 + math.exp(10)) * 1e4 * release_distance(2**28)),
