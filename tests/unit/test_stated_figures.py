@@ -53,14 +53,6 @@ def extra_noise(records: int, parameters: int, sigma: float) -> float:
 
 STATED: list[tuple[str, str, Callable[[], float]]] = [
     ("README.md", "200 sales of ε = 1 cost ε = {:.1f}, not 200", lambda: sold(1.0)),
-    ("docs/theory/privacy.md", "`privmarket account --sale 0.1x200` gives {:.1f}", lambda: sold(0.1)),
-    ("docs/theory/privacy.md", "`privmarket account --sale 5x200` gives {:.0f}", lambda: sold(5.0)),
-    (
-        "docs/theory/privacy.md",
-        "adds {:.0%} too much noise at ε = 1",
-        lambda: literal_noise_multiplier(1.0, DELTA) / noise_multiplier(1.0) - 1.0,
-    ),
-    ("docs/theory/privacy.md", "and from about ε = {:.1f} on too little", first_underestimate),
     ("docs/fidelity.md", "it under-noises from ε = {:.1f} on", first_underestimate),
     (
         "docs/fidelity.md",
@@ -78,9 +70,8 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
     (BITS, "add e = {:.2%} to the sensitivity", lambda: sum_inflation(600)),
     (BITS, "the dithered grid {:.2%}.", lambda: rounded_sensitivity(TWO_DIGITS, 10**5) / TWO_DIGITS - 1),
     (BITS, "So the noise is {:.2%} more than σ·C", lambda: extra_noise(600, 10**5, 1.0)),
-    (BITS, "the grid of the noise tables ({:.2%})", lambda: 2 ** (1 / 64) - 1),
     (BITS, "(above {:.1f} at δ = 1e-5, one step)", lambda: ReleaseFamily().epsilon_ceiling),
-    (BITS, "wallet's δ: {:.0e} at a cap of 10", lambda: (1 + math.exp(10)) * 1e4 * release_distance(2**28)),
+    (BITS, "to its δ: {:.0e} at a cap of 10", lambda: (1 + math.exp(10)) * 1e4 * release_distance(2**28)),
     (BITS, "but {:.0e} at a cap of 34", lambda: (1 + math.exp(34)) * 1e4 * release_distance(2**28)),
 ]
 
