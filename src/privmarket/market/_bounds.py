@@ -465,9 +465,9 @@ class FluidOptimum:
 def least_aggregate_error(types: Types, clients: int, budget: float, objective: AggregateError) -> FluidOptimum:
     """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
 
-    For a given mean strength X = E[r·μ] it remains to minimise D = E[r·|μ/X − 1|], a convex problem. The best way to
-    hold X buys the cheapest slices of strength below X until they hold 1 − D/2 of it, and the cheapest above it until
-    they hold D/2.
+    For a given mean strength X = E[r·μ] it remains to minimise D = E[r·|μ/X − 1|], a convex problem. The best way
+    buys the cheapest slices of strength below X until they hold 1 − D/2 of it, and the cheapest above X until they
+    hold D/2.
 
     Accurate to about three digits: ε(μ) is kept as chords between 32 points, and types are discrete.
     """

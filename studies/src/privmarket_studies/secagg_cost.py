@@ -187,9 +187,7 @@ def render(costs: dict[str, object]) -> str:
         }
         for sellers in (400, 800, 1_600, 4_000, 10_000)
     ]
-    return environment.from_string(text).render(
-        **costs, several=several, cohort=DEFAULT_COHORT, asked=ASKED_RATIO
-    )
+    return environment.from_string(text).render(**costs, several=several, cohort=DEFAULT_COHORT, asked=ASKED_RATIO)
 
 
 def _time(seconds: float) -> str:
