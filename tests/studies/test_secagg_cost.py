@@ -1,4 +1,4 @@
-"""The page on scale follows from its kept measurements; bytes of today's messages are those kept."""
+"""The page on secure sums follows from its kept measurements; bytes of today's messages are those kept."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ def costs():
 
 
 def test_the_page_is_rendered_from_the_file(costs):
-    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    page = (DOCS / secagg_cost.PAGE).read_text(encoding="utf-8")
     assert secagg_cost.render(costs) == page
     changed = copy.deepcopy(costs)
     changed["sums"][0]["bytes_up"] *= 2

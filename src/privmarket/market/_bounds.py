@@ -465,6 +465,10 @@ class FluidOptimum:
 def least_aggregate_error(types: Types, clients: int, budget: float, objective: AggregateError) -> FluidOptimum:
     """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
 
+    For a given mean strength X = E[r·μ] it remains to minimise D = E[r·|μ/X − 1|], a convex problem. The best way
+    buys the cheapest slices of strength below X until they hold 1 − D/2 of it, and the cheapest above X until they
+    hold D/2.
+
     Accurate to about three digits: ε(μ) is kept as chords between 32 points, and types are discrete.
     """
     slices = _Slices.of(types, objective)
@@ -596,6 +600,9 @@ def least_typical_error(
     types: Types, clients: int, budget: float, objective: TypicalAggregateError
 ) -> GradedOptimum:
     """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
+
+    With X = E[m], E = (κ' + H²·E[m²])/X² − H². √(E + H²) is a convex function over a positive linear one, so points
+    that are stationary under the budget, m + s·c·ε'(m) = θ, are minima.
 
     Takes every client's records as the mean: a limit for rules that do not look at numbers of records.
     """

@@ -66,7 +66,7 @@ class LaplaceRelease(OtherRelease):
         Both error rates of the best test with likelihood threshold s are ½e^{−s} and ½e^{−(ε−s)}, 0 ≤ s ≤ ε. Write
         h(s) = Φ⁻¹(1 − ½e^{−s}). The test is no better than one between N(0, 1) and N(μ, 1) if h(s) + h(ε − s) ≤ μ.
         h is concave, being the inverse of the convex −log(2(1 − Φ(z))), so the sum is largest at s = ε/2. Outside
-        of [0, ε] the sum is h(s) − h(s − ε) with s > ε, which falls in s.
+        of [0, ε] the sum is h(s) − h(s − ε) with s > ε, which falls in s from h(ε) ≤ 2h(ε/2).
         """
         return 2.0 * float(-ndtri(math.exp(-self.epsilon / 2) / 2))
 

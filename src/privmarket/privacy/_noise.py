@@ -68,7 +68,7 @@ RADIX = 128
 # With more than five digits the noise would exceed the integers that float64 holds exactly.
 MIN_LEVELS = 2
 MAX_LEVELS = 5
-# Total-variation distance of a draw from a rounded Gaussian: 4·1.01·2^−112 + 5·2^−131, lemmas 2 and 3 of the page.
+# Total-variation distance of a draw from a rounded Gaussian: 4·1.01·2^−112 + 5·2^−131, rounded up.
 DISTANCE = 2.0**-109
 
 # By number of digits, the deviation of the Gaussian that a draw rounds.

@@ -1,7 +1,7 @@
 """What a secure sum costs: processor seconds and bytes of a client and of the server, measured.
 
-`python -m privmarket_studies.secagg_cost docs` writes the page `scale.md` again from
-`results/secure-sums/costs.json`; `--measure sums simulation fuzz`, or some of these, measures that anew and keeps
+`python -m privmarket_studies.secagg_cost docs` writes the page `results/secure-sums/README.md` again
+from `costs.json` beside it; `--measure sums simulation fuzz`, or some of these, measures that anew and keeps
 the rest. All sellers and the server run in one process, one after the other; journals are files, as for a real
 seller.
 """
@@ -45,6 +45,7 @@ from privmarket_studies.flower_speed import simulation_seconds
 from privmarket_studies.secagg_fuzz import play_sums
 
 COSTS = Path("results") / "secure-sums" / "costs.json"
+PAGE = COSTS.with_name("README.md")
 SELLERS = (50, 100, 200, 400)
 WEIGHTS = 100_000
 LARGEST = 2**24  # about what 600 clipped records and two digits of noise come to
@@ -176,7 +177,7 @@ def render(costs: dict[str, object]) -> str:
     )
     environment.filters["time"] = _time
     environment.filters["size"] = _size
-    text = files("privmarket_studies").joinpath("templates/scale.md").read_text(encoding="utf-8")
+    text = files("privmarket_studies").joinpath("templates/secure_sums.md").read_text(encoding="utf-8")
     several = [
         {
             "sellers": sellers,
@@ -186,9 +187,7 @@ def render(costs: dict[str, object]) -> str:
         }
         for sellers in (400, 800, 1_600, 4_000, 10_000)
     ]
-    return environment.from_string(text).render(
-        **costs, several=several, cohort=DEFAULT_COHORT, asked=ASKED_RATIO, steps=STEPS
-    )
+    return environment.from_string(text).render(**costs, several=several, cohort=DEFAULT_COHORT, asked=ASKED_RATIO)
 
 
 def _time(seconds: float) -> str:
@@ -216,7 +215,7 @@ def main() -> None:
     if "fuzz" in chosen.measure:
         costs["fuzz"] = play_sums(FUZZ_ROUNDS, FUZZ_SEED)
     write_atomically(path, json.dumps(costs, indent=1, sort_keys=True) + "\n")
-    write_atomically(chosen.docs / "scale.md", render(costs))
+    write_atomically(chosen.docs / PAGE, render(costs))
 
 
 if __name__ == "__main__":
