@@ -89,7 +89,6 @@ def _broker() -> Iterator[Callable[[str], str]]:
 PREPARED: dict[str, Callable[[], contextlib.AbstractContextManager[Callable[[str], str]]]] = {
     "docs/how-to/flower.md": _both_apps,
     "docs/how-to/guard-a-site.md": lambda: _example("flower-guard"),
-    "docs/how-to/sell-safely.md": lambda: _example("flower-quickstart"),
     "docs/how-to/run-a-broker.md": _broker,
     "docs/how-to/your-own-data.md": lambda: _example("own-data"),
 }

@@ -6,7 +6,7 @@ numbers that depend on records are clipped, have exact noise, and are charged to
 leave. Everything else that a server may ask for (queries, initial parameters, evaluation that is not declared) is
 answered by an error reply with fixed words, which Flower's strategies count as a failure of this node.
 
-Code in the app's own process can get around all of this: see docs/how-to/guard-limits.md.
+Code in the app's own process can get around all of this: see docs/how-to/guard-a-site.md.
 """
 
 from __future__ import annotations

@@ -46,9 +46,8 @@ END = "<!-- table: end -->"
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the page: what is predicted, whose records they are, which model, and how the task is made."""
+    """One row of the page: whose records they are, which model, and how the task is made."""
 
-    predicts: str
     clients: str
     model: str
     make: Callable[[int], Task]
@@ -98,36 +97,18 @@ def _frozen(seed: int) -> Task:
 
 
 CASES = {
-    "breast-cancer": Case(
-        "is a tumour malignant?", "10, drawn", "linear", lambda seed: task("breast-cancer", seed=seed)
-    ),
-    "diabetes": Case(
-        "how far is the disease after a year?", "10, drawn", "linear", lambda seed: task("diabetes", seed=seed)
-    ),
-    "medpar": Case("did the patient die?", "hospitals", "linear", lambda seed: task("medpar", seed=seed)),
-    "nlschools": Case(
-        "score in a language test", "school classes", "linear", lambda seed: task("nlschools", seed=seed)
-    ),
-    "bird-strikes": Case("is the aircraft damaged?", "airlines", "linear", lambda s: task("bird-strikes", seed=s)),
-    "insteval": Case(
-        "rating of a lecture", "departments", "linear", lambda seed: task("insteval", seed=seed), FEWER_SEEDS
-    ),
-    "packages": Case(
-        "section of a Debian package from its one-line description",
-        "maintainers",
-        "embedding from scratch",
-        _packages,
-        FEWER_SEEDS,
-    ),
+    "breast-cancer": Case("10, drawn", "linear", lambda seed: task("breast-cancer", seed=seed)),
+    "diabetes": Case("10, drawn", "linear", lambda seed: task("diabetes", seed=seed)),
+    "medpar": Case("hospitals", "linear", lambda seed: task("medpar", seed=seed)),
+    "nlschools": Case("school classes", "linear", lambda seed: task("nlschools", seed=seed)),
+    "bird-strikes": Case("airlines", "linear", lambda s: task("bird-strikes", seed=s)),
+    "insteval": Case("departments", "linear", lambda seed: task("insteval", seed=seed), FEWER_SEEDS),
+    "packages": Case("maintainers", "embedding from scratch", _packages, FEWER_SEEDS),
     "packages, counts of words": Case(
-        "the same",
-        "maintainers",
-        "linear",
-        lambda seed: task("packages", public=300, model="linear", seed=seed),
-        FEWER_SEEDS,
+        "maintainers", "linear", lambda seed: task("packages", public=300, model="linear", seed=seed), FEWER_SEEDS
     ),
     "sentences, frozen encoder": Case(
-        "is a sentence positive?", "reviews and editorials", "frozen MiniLM, trained head", _frozen, FEWER_SEEDS
+        "reviews and editorials", "frozen MiniLM, trained head", _frozen, FEWER_SEEDS
     ),
 }
 
@@ -193,10 +174,10 @@ def table(kept: dict[str, list[Run]]) -> str:
     """The table of the page."""
     lines = [
         BEGIN,
-        "| task | predicts | clients | records: clients', yours | model (numbers sent) | score"
+        "| task | clients | records: clients', yours | model (numbers sent) | score"
         " | yours alone, free | bought | added, 95 % interval | money | lifetime ε, if all others collude"
         " | so money adds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, case in CASES.items():
         runs = kept.get(name, [])
@@ -209,7 +190,6 @@ def table(kept: dict[str, list[Run]]) -> str:
         best = max(sorted({run["best"] for run in runs}), key=[run["best"] for run in runs].count)
         cells = [
             name,
-            case.predicts,
             f"{first['clients']:,} {case.clients}" if not case.clients[0].isdigit() else case.clients,
             f"{first['private']:,}, {first['public']:,}",
             f"{case.model} ({first['parameters']:,})",

@@ -1,4 +1,4 @@
-"""Flower's own mods and wrappers beside a guard: what the table in docs/how-to/guard-limits.md says of each."""
+"""Flower's own mods and wrappers beside a guard: what docs/how-to/guard-a-site.md says of each."""
 
 import numpy as np
 import pytest

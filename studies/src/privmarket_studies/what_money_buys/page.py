@@ -78,7 +78,7 @@ def render(results: Results) -> ResultPage:
     blocks: list[Block] = [
         prose("money-set-up"),
         Figure("money", caption(found, curves[0]), lambda: draw_curve(found, curves[0])),
-        Text("## Within a lifetime ε"),
+        Text("## Within a lifetime limit"),
         prose("money-capped", one_test_set="" if found.quick else one_test_set(found)),
         capped_table(found, markets),
         *([] if found.quick else [first_look_text(found)]),
