@@ -6,15 +6,18 @@ The page lists every entry; a key that is not in the file is left as it is (a te
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
 PAGE = "references.md"
+_ADDRESS = PAGE.replace(".md", ".html")
 _ENTRY = re.compile(r"^@\w+\{(\w+),(.*)\}\s*$", flags=re.M)
 _FIELD = re.compile(r"(\w+) = \{((?:[^{}]|\{[^{}]*\})*)\}")
-_KEY = re.compile(r"(?<![\w`\]])\[([A-Z][A-Za-z]+\d{4}[a-z]?)\](?![(\[:])")
+_KEY = re.compile(r"\[([A-Z][A-Za-z]+\d{4}[a-z]?)\]")
+_UNTOUCHED = re.compile(r"(<pre\b.*?</pre>|<code\b.*?</code>|<a\b.*?</a>|<[^>]*>)", flags=re.S)
 _ACCENTS = {"'": "\u0301", "`": "\u0300", '"': "\u0308", "^": "\u0302", "~": "\u0303", "c": "\u0327", "v": "\u030c"}
 _read: dict[str, dict[str, str]] = {}
 
@@ -27,12 +30,22 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """MkDocs' hook: links keys, except on the page of references itself."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """MkDocs' hook: links keys in the text, docstrings' included; code and other links stay as they are."""
     if page.file.src_uri == PAGE:
-        return markdown
+        return html
     up = "../" * page.file.src_uri.count("/")
-    return _KEY.sub(lambda found: f"[{found[1]}]({up}{PAGE}#{found[1].lower()})" if found[1] in _read else found[0], markdown)
+    return "".join(part if _UNTOUCHED.match(part) else linked(part, up, _read) for part in _UNTOUCHED.split(html))
+
+
+def linked(text: str, up: str, known: Collection[str]) -> str:
+    """`text` with each known key in brackets as a link; `up` leads from the page to the site's root."""
+
+    def link(found: re.Match[str]) -> str:
+        key = found[1]
+        return f'<a href="{up}{_ADDRESS}#{key.lower()}">{found[0]}</a>' if key in known else found[0]
+
+    return _KEY.sub(link, text)
 
 
 def entries(text: str) -> dict[str, dict[str, str]]:

@@ -63,6 +63,22 @@ def test_no_formula_lost_its_stars_or_underscores(site):
     assert [text for text in _slanted("<p>τ<em> ≤ B, so τ</em></p>") if _FORMULA.search(text)]
 
 
+def _bare_keys(page):
+    """Keys of references that stand in the text without a link."""
+    text = re.sub(r"<pre\b.*?</pre>|<code\b.*?</code>|<a\b.*?</a>|<[^>]*>", " ", page, flags=re.S)
+    return re.findall(r"\[[A-Z][A-Za-z]+\d{4}[a-z]?\]", text)
+
+
+def test_every_reference_is_a_link_to_its_entry(site):
+    pages = {page: page.read_text() for page in sorted(site.rglob("*.html"))}
+    assert {str(page): keys for page, text in pages.items() if (keys := _bare_keys(text))} == {}
+    entries = set(re.findall(r'<a id="(\w+)">', pages[site / "references.html"]))
+    led = {key for text in pages.values() for key in re.findall(r'references\.html#(\w+)"', text)}
+    assert len(led) > 30
+    assert led <= entries
+    assert _bare_keys("<p>as Myerson [Myerson1981]: a price</p>") == ["[Myerson1981]"]
+
+
 def _lists_in_paragraphs(page):
     """Items of a list that are shown as running text, because Python-Markdown wants a blank line before a list."""
     return [

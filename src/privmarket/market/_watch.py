@@ -25,8 +25,8 @@ from privmarket.market._randomised import FixedCoins
 
 # Costs below this share of the budget are dust: a sale that rounding made of nothing owes nobody anything.
 _DUST = 1e-12
-# How far two answers about one market may be apart in a rule whose outcomes differ with the batch, as a share of the
-# budget.
+# How far two answers about one market may be apart in a rule whose outcomes differ with the batch, as a share of
+# the budget.
 _APART_IN_BATCHES = 1e-3
 # Reports drawn for each attacked market, and clients asked about each, to compare `unilateral` with `run`.
 _REPORTS = 3
@@ -193,8 +193,8 @@ def refuse_mixed(rule: Mechanism, market: Bids, budget: float, among_others: Out
         client = int(np.argmax(apart))
         raise OutcomeError(
             f"{rule.name}: in a market by itself client {client} sells ε {alone.epsilon[client]:.6g} for "
-            f"{alone.payment[client]:.6g}, and with other markets beside it ε {among_others.epsilon[client]:.6g} for "
-            f"{among_others.payment[client]:.6g}",
+            f"{alone.payment[client]:.6g}, and with other markets beside it ε {among_others.epsilon[client]:.6g} "
+            f"for {among_others.payment[client]:.6g}",
             "markets are independent: give axis=-1 to sums, sorts and the like, or write a function of one market",
         )
 
