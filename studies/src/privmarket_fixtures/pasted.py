@@ -32,7 +32,8 @@ from privmarket.errors import PrivmarketError
 
 # Not run: a pattern of the command → why.
 ELSEWHERE = {
-    r"mnist|cifar10|insteval|nlschools|medpar|benefits|insured|wages|packages|sentences": "needs a data set that is downloaded first",
+    r"mnist|cifar10|insteval|nlschools|medpar|benefits|insured|wages": "needs a data set that is downloaded first",
+    r"packages|sentences": "needs texts that are downloaded first",
     r"market\.example|--url": "needs somebody's broker",
     r"postgresql": "needs a PostgreSQL server",
     r"public\.npz": "needs records of the reader's own",
