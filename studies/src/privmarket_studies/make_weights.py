@@ -19,7 +19,7 @@ from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._measure import CaseRow, measure, summary
 from privmarket.mechanisms.learned._menu_training import DesignPoint, MenuProgress, learn_menus
 from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS
-from privmarket.mechanisms.learned._recipes import TABLE_I, Recipe, recipe
+from privmarket.mechanisms.learned._recipes import PAPER_SCENARIOS, Recipe, recipe
 from privmarket.mechanisms.learned._session import run_recipe
 from privmarket.mechanisms.learned._trainer import TrainingStep
 from privmarket.mechanisms.learned._weights import Weights, load, save, shipped
@@ -57,7 +57,7 @@ RATION_HETEROGENEITY = (0.03, 0.1, 0.3, 1.0)
 def menu_points() -> list[DesignPoint]:
     """Total ε once, and the aggregation error over distributions, budgets and ratios of bias to noise."""
     points = [DesignPoint(scenario("uniform"), MENU_CLIENTS, MENU_CLIENTS / 2, TOTAL_EPSILON)]
-    for name in TABLE_I:
+    for name in PAPER_SCENARIOS:
         for budget in MENU_BUDGETS:
             for heterogeneity in MENU_HETEROGENEITY:
                 goal = AggregationError(1.0, heterogeneity)
@@ -69,7 +69,7 @@ def ration_points() -> list[DesignPoint]:
     """The error under aggregate trust over distributions, budgets and ratios of bias to noise."""
     return [
         DesignPoint(scenario(name), MENU_CLIENTS, budget * MENU_CLIENTS, AggregateError(1.0, heterogeneity))
-        for name in TABLE_I
+        for name in PAPER_SCENARIOS
         for budget in RATION_BUDGETS
         for heterogeneity in RATION_HETEROGENEITY
     ]

@@ -13,7 +13,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.mechanisms._registry import check_type, declared_types
 from privmarket.mechanisms.learned._losses import Alignment, Baseline, Steering
 
-TABLE_I = ("uniform", "bimodal", "lognormal")
+PAPER_SCENARIOS = ("uniform", "bimodal", "lognormal")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Recipe:
     """
 
     mechanism: str
-    scenarios: tuple[str, ...] = TABLE_I
+    scenarios: tuple[str, ...] = PAPER_SCENARIOS
     clients: tuple[int, int] = (10, 1000)
     budget_per_client: tuple[float, float] = (0.1, 2.0)
     objective: str = "total-epsilon"

@@ -28,7 +28,7 @@ from privmarket.mechanisms.learned._menu_training import DesignPoint, MenuProgre
 from privmarket.mechanisms.learned._menunet import MfgMenuNet
 from privmarket.mechanisms.learned._networks import AuctionNetwork
 from privmarket.mechanisms.learned._objectives import ObjectiveLike, training_objective
-from privmarket.mechanisms.learned._recipes import TABLE_I, Recipe, market_size, own_recipe, recipe
+from privmarket.mechanisms.learned._recipes import PAPER_SCENARIOS, Recipe, market_size, own_recipe, recipe
 from privmarket.mechanisms.learned._session import (
     EarlyStop,
     Session,
@@ -136,7 +136,7 @@ class TrainingResult:
 def train(
     rule: Trainable,
     *,
-    distribution: Source | Sequence[Source] = TABLE_I,
+    distribution: Source | Sequence[Source] = PAPER_SCENARIOS,
     clients: int | tuple[int, int] | None = None,
     budget: float | None = None,
     budget_per_client: tuple[float, float] | None = None,
@@ -215,7 +215,7 @@ def train(
 def training_run(
     rule: Trainable,
     *,
-    distribution: Source | Sequence[Source] = TABLE_I,
+    distribution: Source | Sequence[Source] = PAPER_SCENARIOS,
     clients: int | tuple[int, int] | None = None,
     budget: float | None = None,
     budget_per_client: tuple[float, float] | None = None,
