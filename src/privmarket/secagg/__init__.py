@@ -17,7 +17,7 @@ and no torch.
 >>> add_up(terms, clients, vectors).total
 array([  5, -10, 150])
 
-Theory and assumptions: docs/theory/secure-sums.md. Figures: docs/results/secure-sums/README.md.
+Theory, assumptions and figures: docs/theory/secure-sums.md.
 """
 
 from privmarket.secagg._backend import SumBackend

@@ -26,7 +26,7 @@ from privmarket.secagg._plan import colluders_allowed, honest_sellers
 from privmarket.secagg._shamir import SECRET_BYTES
 
 DEFAULT_COHORT = 400
-"""The most sellers of one sum, unless agreed otherwise; measured in docs/results/secure-sums/README.md."""
+"""The most sellers of one sum, unless agreed otherwise; measured, see docs/theory/secure-sums.md."""
 
 
 def commitment(key: bytes, secret: bytes) -> bytes:
