@@ -33,6 +33,7 @@ from privmarket.market._distributions import (
     Distribution,
     EmpiricalDistribution,
     IndependentDistribution,
+    Quantile,
 )
 from privmarket.market._objectives import (
     TOTAL_EPSILON,
@@ -50,7 +51,11 @@ optimize = late("scipy.optimize")
 
 _QUANTILES = 1 << 16
 _HULL_POINTS = 1 << 13
+# Bisections of a cell of quantiles for the share of clients at which equal valuations end.
+_END_BISECTIONS = 30
 _SAMPLE_CLIENTS = 200_000
+# Costs below this share of the dearest count as much, so that a cost of nothing can be divided by.
+_NEXT_TO_NOTHING = 1e-12
 # Into so many cells of ε and records a distribution is cut whose valuations depend on them. Each has several
 # hundred rows: with few of them the best prices fit the sample better than the distribution.
 _CELLS = 256
@@ -91,9 +96,11 @@ class SupplyCurve:
         Its slope is one over the ironed virtual cost.
 
         Args:
-            step: only every so many-th point is looked at; for smooth curves.
+            step: only every so many-th point is looked at, and the last of every equal price; for smooth curves.
         """
-        pick = np.unique(np.append(np.arange(0, self.price.size, step), self.price.size - 1))
+        repeats = np.append(np.diff(self.price, prepend=np.nan) == 0, False)
+        ends = np.flatnonzero(repeats[:-1] & ~repeats[1:])
+        pick = np.unique(np.concatenate([np.arange(0, self.price.size, step), ends, [self.price.size - 1]]))
         return _concave_hull(self.spend[pick], self.quantity[pick])
 
 
@@ -103,8 +110,7 @@ def supply_curve(distribution: Distribution | Bids) -> SupplyCurve:
         price = np.sort(distribution.past.valuation)
         weight = np.full(price.size, distribution.past.epsilon.mean() / price.size)
     elif isinstance(distribution, IndependentDistribution):
-        u = np.append(np.arange(1, _QUANTILES) / _QUANTILES, 1 - 1e-12)
-        price = distribution.valuation(u)
+        u, price = _quantiles(distribution.valuation)
         weight = np.diff(u, prepend=0.0) * _mean_epsilon(distribution)
     else:
         rows = _rows(distribution)
@@ -112,6 +118,21 @@ def supply_curve(distribution: Distribution | Bids) -> SupplyCurve:
         price = rows.valuation[order]
         weight = rows.epsilon[order] / rows.clients
     return SupplyCurve(price, np.cumsum(weight), np.cumsum(weight * price))
+
+
+def _quantiles(valuation: Quantile) -> tuple[Array, Array]:
+    """(points,) shares u of the clients and their highest valuations, evenly, and where an equal valuation ends."""
+    u = np.append(np.arange(1, _QUANTILES) / _QUANTILES, 1 - 1e-12)
+    price = valuation(u)
+    at = np.flatnonzero((valuation(u[:-1] + 1e-3 / _QUANTILES) <= price[:-1]) & (price[1:] > price[:-1]))
+    low = u[at]
+    high = u[at + 1]
+    for _ in range(_END_BISECTIONS):
+        middle = 0.5 * (low + high)
+        same = valuation(middle) <= price[at]
+        low = np.where(same, middle, low)
+        high = np.where(same, high, middle)
+    return np.insert(u, at + 1, low), np.insert(price, at + 1, price[at])
 
 
 def fluid_bound(
@@ -219,7 +240,7 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     lam, mu, nu = (float(m) for m in multipliers)
     lam = max(lam, 1e-300)
     nu = max(nu, 0.0)
-    unit_cost = np.maximum(types.cost, 1e-12)
+    unit_cost = np.maximum(types.cost, _NEXT_TO_NOTHING * (float(types.cost.max()) or 1.0))
     epsilon = types.epsilon
     records = types.records
     reach = np.sqrt(lam * unit_cost * epsilon**3 / (2 * noise))
@@ -628,9 +649,10 @@ def least_typical_error(
         return found(equal)
     # The cost at which nobody sells any more: from the cheapest few, or those alone that cost nothing, to so high
     # that all sell nearly the same.
-    dearest = max(float(types.cost.max()), 1e-9)
-    cheapest = float(types.cost.min(where=types.cost > 1e-9, initial=dearest))
-    low = float(np.log((1.02 if types.cost.min() > 1e-9 else 0.98) * cheapest))
+    dearest = float(types.cost.max())
+    nothing = 1e-9 * dearest
+    cheapest = float(types.cost.min(where=types.cost > nothing, initial=dearest))
+    low = float(np.log((1.02 if types.cost.min() > nothing else 0.98) * cheapest))
     high = float(np.log(300.0 * dearest))
     best = _lowest(lambda x: error(menu.affordable(float(np.exp(x)), money)), low, high)
     return found(menu.affordable(float(np.exp(best)), money))

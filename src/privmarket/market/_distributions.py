@@ -118,6 +118,12 @@ class EmpiricalDistribution(Distribution):
         return self.past[rng.integers(self.past.clients, size=(*markets, clients))]
 
 
+def mean_ranks(column: Array) -> Array:
+    """The ranks of numbers, same shape; equal ones share the mean of theirs, whatever their order."""
+    _, place, times = np.unique(column, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(times) - 0.5 * (times - 1))[place.reshape(column.shape)])
+
+
 def independence_test(past: Bids, permutations: int = 999) -> float:
     """How well past bids, (clients,), fit the belief that v has nothing to do with ε: the p-value of a test.
 
@@ -127,12 +133,12 @@ def independence_test(past: Bids, permutations: int = 999) -> float:
     """
 
     def centred(column: Array) -> Array:
-        ranks = np.argsort(np.argsort(column, kind="stable"), kind="stable").astype(np.float64)
+        ranks = mean_ranks(column)
         return np.asarray(ranks - ranks.mean())
 
     slope = centred(past.valuation)
     valley = centred(np.abs(slope))
-    measures = np.stack([slope / np.linalg.norm(slope), valley / max(float(np.linalg.norm(valley)), 1e-300)])
+    measures = np.stack([one / max(float(np.linalg.norm(one)), 1e-300) for one in (slope, valley)])
     offers = centred(past.epsilon)
     rng = np.random.default_rng(0)
     dealt = np.stack([offers, *(rng.permutation(offers) for _ in range(permutations))])
@@ -263,11 +269,7 @@ def _refuse_common_shocks(found: Distribution) -> None:
     bids = found.sample(np.random.default_rng(0), _CHECKED_CLIENTS, (_CHECKED_MARKETS,))
     count = _CHECKED_MARKETS * _CHECKED_CLIENTS
     for name in ("valuation", "epsilon"):
-        values, place, times = np.unique(getattr(bids, name), return_inverse=True, return_counts=True)
-        if values.size == 1:
-            continue
-        # Equal values share the mean of their ranks, and the variance of ranks is that of what is left.
-        ranks = (np.cumsum(times) - 0.5 * (times - 1))[place.reshape(bids.shape)]
+        ranks = mean_ranks(getattr(bids, name))
         for score in (ranks, np.abs(ranks - ranks.mean())):
             spread = ((score - score.mean()) ** 2).sum()
             if spread == 0:
@@ -296,12 +298,19 @@ class Frozen(Protocol):
         ...
 
 
+def _range_of(frozen: Frozen) -> tuple[float, float]:
+    """The ends of a distribution. Those of SciPy know them; its discrete quantiles at 0 lie one below."""
+    support = getattr(frozen, "support", None)
+    low, high = frozen.ppf(np.array([0.0, 1.0])) if support is None else support()
+    return float(low), float(high)
+
+
 def _of_scipy(valuation: Frozen, epsilon: Frozen, epsilon_max: float | None) -> IndependentDistribution:
     """Independent valuations and offers from two frozen distributions of SciPy."""
 
     def ends(what: str, frozen: Frozen) -> tuple[float, float]:
         try:
-            low, high = frozen.ppf(np.array([0.0, 1.0]))
+            low, high = _range_of(frozen)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{what}: {frozen!r} gives no quantiles: {error}",

@@ -157,7 +157,12 @@ def exact_optimum(
     kinds = grid.probability.size
     if kinds * comb(kinds + clients - 2, clients - 1) > _MOST_PROFILES:
         raise ConfigurationError(f"{kinds} types and {clients} clients: too many profiles", "give a coarser grid")
-    return ExactOptimum(grid, clients, budget, truthful_in, _solve(grid, clients, budget, truthful_in))
+    # The solver's tolerances are absolute, so money is counted in dearest valuations and ε in largest offers.
+    dearest = float(grid.valuations[-1]) or 1.0
+    scaled = TypeGrid(grid.name, grid.valuations / dearest, grid.epsilons / grid.epsilon_max, grid.probability)
+    money = budget / (dearest * grid.epsilon_max)
+    found = grid.epsilon_max * _solve(scaled, clients, money, truthful_in)
+    return ExactOptimum(grid, clients, budget, truthful_in, found)
 
 
 def _solve(grid: TypeGrid, clients: int, budget: float, truthful_in: str) -> float:

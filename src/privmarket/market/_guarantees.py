@@ -21,6 +21,8 @@ from privmarket.market._mechanism import Finding, Guarantee, Mechanism, Witness,
 from privmarket.market._outcome import Outcome
 
 _SMALLEST = 1e-300  # below this, numbers have fewer digits
+# Costs below this share of the budget are dust: a sale that rounding made of nothing owes nobody anything.
+_DUST = 1e-12
 
 
 class OutcomeGuarantee(Guarantee):
@@ -66,8 +68,9 @@ class IndividuallyRational(OutcomeGuarantee):
         return "individually rational"
 
     def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
-        """(..., clients) shortfall over cost; where nothing was given up, nothing is short."""
-        return shortfall(types.valuation * outcome.epsilon, outcome.payment)
+        """(..., clients) shortfall over cost; where next to nothing was given up, nothing is short."""
+        cost = types.valuation * outcome.epsilon
+        return np.where(cost > _DUST * budget, shortfall(cost, outcome.payment), 0.0)
 
 
 def shortfall(cost: Array, payment: Array) -> Array:

@@ -176,7 +176,8 @@ def _graded(distribution: Distribution, money: float, ratio: float, delta: float
     best = least_typical_error(types, 1, money, TypicalAggregateError(1.0, ratio**0.5, 1.0, delta))
     if best.amount.min() == best.amount.max():
         # Money is left over: nobody is to sell more than this, even where others sell less than was foreseen.
-        return RationCurve([float(facts.price(np.array(_MOST)))], [1.0], ceiling=float(best.amount[0]))
+        # With next to no money the optimum sells nothing; the money itself then limits the ration.
+        return RationCurve([float(facts.price(np.array(_MOST)))], [1.0], ceiling=float(best.amount[0]) or np.inf)
     # Virtual costs rise with valuations, so both have the same quantiles.
     order = np.argsort(types.cost, kind="stable")
     reached = np.cumsum(types.probability[order])

@@ -23,8 +23,6 @@ from privmarket.market._mechanism import Finding, Mechanism, WitnessTypes, budge
 from privmarket.market._outcome import Outcome
 from privmarket.market._randomised import FixedCoins
 
-# Costs below this share of the budget are dust: a sale that rounding made of nothing owes nobody anything.
-_DUST = 1e-12
 # How far two answers about one market may be apart in a rule whose outcomes differ with the batch, as a share of
 # the budget.
 _APART_IN_BATCHES = 1e-3
@@ -89,12 +87,7 @@ class Record:
             excess = promise.excess(bids, outcome, budget)
         if float(excess.max()) <= self._worst.get(promise.label, TOLERANCE):
             return None
-        if isinstance(promise, IndividuallyRational):
-            excess = np.where(bids.valuation * outcome.epsilon > _DUST * budget, excess, 0.0)
-        worst = float(excess.max())
-        if worst <= self._worst.get(promise.label, TOLERANCE):
-            return None
-        self._worst[promise.label] = worst
+        self._worst[promise.label] = float(excess.max())
         return tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
 
     def _keep(self, promise: OutcomeGuarantee, rule: Mechanism, market: Bids, budget: float) -> None:

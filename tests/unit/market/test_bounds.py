@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.special import ndtri
+from scipy.stats import uniform
 
 import privmarket as pm
 from privmarket.market._audit import audit
@@ -50,6 +51,18 @@ def test_uniform_bounds_have_closed_forms():
     assert fluid_bound(UNIFORM, 100, 50) == pytest.approx(255 * price, rel=1e-4)
     assert first_best_bound(UNIFORM, 100, 50) == pytest.approx(255 * np.sqrt(2) * price, rel=1e-4)
     assert supply_curve(UNIFORM).price_that_spends(0.5) == pytest.approx(price, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["aggregation-error", "typical-aggregate-error", "aggregate-error", "local-error"])
+@pytest.mark.parametrize("unit", [1e-15, 1e-10, 1e9])
+def test_the_unit_of_money_changes_no_bound_of_an_error(name, unit):
+    def found(money):
+        return scenario((uniform(0, money), uniform(0.1, 4.9)))
+
+    aim = objective(name)
+    assert fluid_bound(found(unit), 100, 50 * unit, aim) == pytest.approx(
+        fluid_bound(found(1.0), 100, 50.0, aim), rel=1e-6
+    )
 
 
 def test_a_budget_that_buys_everything_buys_everything():

@@ -6,7 +6,13 @@ from scipy import stats
 
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError, UnknownNameError
-from privmarket.market._distributions import SCENARIOS, EmpiricalDistribution, ValuationFunction, scenario
+from privmarket.market._distributions import (
+    SCENARIOS,
+    EmpiricalDistribution,
+    ValuationFunction,
+    independence_test,
+    scenario,
+)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -76,6 +82,36 @@ def test_the_uniform_scenario_and_scipys_have_the_same_bounds():
     theirs = pm.market.distribution((stats.uniform(0, 1), stats.uniform(0.1, 4.9)))
     for bound in (pm.market.fluid_bound, pm.market.one_price_bound, pm.market.first_best_bound):
         assert bound(theirs, 50, 20.0) == pytest.approx(bound(ours, 50, 20.0), rel=1e-9)
+
+
+def test_discrete_distributions_of_scipy_reach_down_to_where_they_say(rng):
+    found = pm.market.distribution((stats.poisson(3.0), stats.randint(1, 6)))
+    bids = found.sample(rng, 2_000)
+    assert (bids.valuation.min(), bids.epsilon.min(), found.epsilon_max) == (0.0, 1.0, 5.0)
+    with pytest.raises(ConfigurationError, match="down to -2"):
+        pm.market.distribution((stats.randint(-2, 6), stats.randint(1, 6)))
+
+
+@pytest.mark.parametrize("cheap", [0.00098, 0.01, 0.3])
+def test_the_bound_knows_where_equal_valuations_end(cheap):
+    """A posted price a little above 1 buys from all that ask 1 and keeps the budget: no bound is below that."""
+    kinds = stats.rv_discrete(values=([1, 10_000], [cheap, 1 - cheap]))
+    found = pm.market.distribution((kinds, stats.uniform(1.0, 1e-9)))
+    dear = 0.1 * cheap / 10_000  # what is left of the money buys these at most
+    bound = pm.market.fluid_bound(found, 1_000, 1_100 * cheap)
+    assert 1_000 * cheap <= bound <= 1_001 * (cheap + dear)
+    assert pm.market.first_best_bound(found, 1_000, 500 * cheap) == pytest.approx(500 * cheap, rel=1e-6)
+
+
+def test_the_order_of_a_file_says_nothing_about_dependence(rng):
+    offers = np.sort(rng.uniform(0.1, 5.0, 200))
+    assert independence_test(pm.Bids(np.full(200, 0.5), offers)) == 1.0
+    assert independence_test(pm.Bids(np.sort(rng.random(200)), np.ones(200))) == 1.0
+    two = rng.permutation(np.repeat([0.2, 0.5], 100))
+    shuffled = rng.permutation(200)
+    here, there = (independence_test(pm.Bids(two[order], offers[order])) for order in (np.arange(200), shuffled))
+    assert here > 0.05
+    assert there == pytest.approx(here, abs=0.1)
 
 
 def test_an_unbounded_epsilon_is_cut_at_the_limit(rng):

@@ -52,6 +52,15 @@ def test_two_clients_by_brute_force_over_posted_prices():
         assert float(probability @ sold.sum(axis=-1)) <= best.total_epsilon + 1e-9
 
 
+@pytest.mark.parametrize("money", [1e-12, 1e-9, 1e9, 1e12])
+@pytest.mark.parametrize("amount", [1e-6, 1.0, 1e6])
+def test_the_units_of_money_and_of_epsilon_change_nothing(money, amount):
+    grid = TypeGrid.of(UNIFORM, 6, 2)
+    other = TypeGrid("other units", grid.valuations * money, grid.epsilons * amount, grid.probability)
+    best = exact_optimum(grid, 3, 1.5).total_epsilon
+    assert exact_optimum(other, 3, 1.5 * money * amount).total_epsilon == pytest.approx(amount * best, rel=1e-9)
+
+
 def test_asking_for_truth_in_epsilon_too_never_buys_more():
     for distribution in ("uniform", "bimodal", "valuation-function"):
         grid = TypeGrid.of(SCENARIOS[distribution], 4, 3)

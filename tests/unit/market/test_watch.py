@@ -151,3 +151,16 @@ def test_a_rule_that_cannot_clear_a_designed_market_is_still_audited():
     report = audit(Divides(), UNIFORM, 5, 2.5, profiles=1, attack=FEW)
     assert report.broken == ("within budget",)
     assert "in 3 of these the rule raised an error" in report.attacks[-1]
+
+
+def test_dust_of_a_sale_in_a_sampled_market_owes_nobody_anything():
+    class Dust(pm.Mechanism):
+        name = "dust"
+        guarantees = (IndividuallyRational(),)
+
+        def clear(self, bids, budget):
+            return pm.Outcome(1e-17 * bids.epsilon, np.zeros(bids.shape))
+
+    report = pm.audit(Dust, clients=4, budget=2.0, profiles=1, attack="quick")
+    assert report.broken == ()
+    assert report.rationality_violations == 0.0

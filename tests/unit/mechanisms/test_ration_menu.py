@@ -248,3 +248,11 @@ def test_the_flat_price_is_the_best_of_all_flat_prices(budget):
 
     found = flat_price(law, clients, budget, objective)
     assert error(found) <= 1.02 * min(error(price) for price in np.linspace(0.05, 1.5, 60))
+
+
+@pytest.mark.parametrize("budget", [1e-300, 1e-30, 1e-8])
+def test_next_to_no_money_is_no_error(budget):
+    bids = pm.Bids([0.4] * 4, [1.0, 2.0, 3.0, 4.0])
+    outcome = pm.mechanism("graded-ration").run(bids, budget)
+    assert outcome.spend <= budget * (1 + 1e-12)
+    assert (outcome.utility(bids) >= 0.0).all()

@@ -24,7 +24,7 @@ from privmarket.market._guarantees import BudgetFeasible
 from privmarket.market._mechanism import Guarantee
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms.learned._markets import Trade
-from privmarket.mechanisms.learned._slopes import Slope
+from privmarket.mechanisms.learned._slopes import ROUNDING, Slope
 
 FARTHEST = 100.0  # reports up to so many times the dearest valuation
 _FIRST_BOXES = 256
@@ -66,13 +66,13 @@ def certify(rule: BoundedRule, bids: Bids, budget: float, closeness: float) -> C
             until there are too many of them.
     """
     truth = rule.run(bids, budget).utility(bids)
-    top = FARTHEST * float(bids.valuation.max())
+    dearest = float(bids.valuation.max()) or budget / float(bids.epsilon.sum())
     reports = np.zeros(bids.clients)
     upper = np.zeros(bids.clients)
     closed = np.ones(bids.clients, dtype=bool)
     most = budget if any(isinstance(one, BudgetFeasible) for one in rule.guarantees) else np.inf
     for client in range(bids.clients):
-        reports[client], bound = _search(rule, bids, budget, client, top, closeness * budget)
+        reports[client], bound = _search(rule, bids, budget, client, dearest, closeness * budget)
         closed[client] = bound < most
         upper[client] = max(min(bound, most) - truth[client], 0.0) + TOLERANCE * budget
     reached = rule.unilateral(bids, bids.replace(valuation=reports), budget).utility(bids)
@@ -82,11 +82,11 @@ def certify(rule: BoundedRule, bids: Bids, budget: float, closeness: float) -> C
 
 
 def _search(
-    rule: BoundedRule, bids: Bids, budget: float, client: int, top: float, near: float
+    rule: BoundedRule, bids: Bids, budget: float, client: int, dearest: float, near: float
 ) -> tuple[float, float]:
-    """The best report seen, and a bound on the utility over all reports from 0 to `top`."""
+    """The best report seen, and a bound on the utility over all reports from 0 to `FARTHEST` times the dearest."""
     value = float(bids.valuation[client])
-    dearest = float(bids.valuation.max())
+    top = FARTHEST * dearest
     edges = np.unique(
         np.concatenate([np.linspace(0.0, 2 * dearest, _FIRST_BOXES), np.geomspace(2 * dearest, top, 32), [value]])
     )
@@ -123,7 +123,7 @@ def _bounds(
 ) -> tuple[Array, Array]:
     """(boxes,) the client's utility at the middle of each box, and a bound over the box."""
     centre = torch.from_numpy(0.5 * (low + high))
-    radius = torch.from_numpy(0.5 * (high - low))
+    radius = torch.from_numpy(0.5 * (high - low) + ROUNDING * high)  # boxes overlap, so that rounding leaves no gap
     if isinstance(rule, JumpingRule):
         return rule.own_utility(bids, budget, client, centre, radius)
     trade = rule.own_trade(bids, budget, client, centre, radius)
@@ -138,7 +138,7 @@ def _bounds(
         nan=np.inf, posinf=np.inf
     ).numpy()  # where slopes overflowed, nothing is known yet
     # Where next to nothing is sold the rule sells nothing at all, and the client gets 0.
-    least = rule.least_share * float(bids.epsilon[client])
+    least = (1 - TOLERANCE) * rule.least_share * float(bids.epsilon[client])
     sells = (trade.epsilon.middle >= least).numpy()
     may_sell = (trade.epsilon.most.nan_to_num(nan=np.inf) >= least).numpy()
     return np.where(sells, np.maximum(utility.middle.numpy(), 0.0), 0.0), np.where(

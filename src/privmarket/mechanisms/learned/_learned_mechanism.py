@@ -77,7 +77,7 @@ class LearnedMechanism(Mechanism):
         self.facts: Mapping[str, Any] = stored.facts
         self.epsilon_max = offer_limit(stored.facts["epsilon_max"] if epsilon_max is None else epsilon_max)
         self._networks = {
-            dtype: build(self.network_class, stored, untrained).to(dtype).requires_grad_(False)
+            dtype: build(self.network_class, stored, untrained).to(dtype).requires_grad_(False).eval()
             for dtype in (torch.float32, torch.float64)
         }
         self.guarantees = self.kept_by_construction

@@ -14,8 +14,11 @@ uses f'g + fg' with f and g anywhere in their ranges, and a ReLU that may switch
 between 0 and that of its input. Where the boxes are small the intervals are almost exact.
 
 A network runs on slopes unchanged: torch asks `__torch_function__` what each of its functions does to them. A
-function that is not listed is refused, never guessed; `check_bounded` names all of them. Arithmetic is
-ordinary float64; callers leave room for its rounding.
+function that is not listed is refused, never guessed; `check_bounded` names all of them. So is whatever changes a
+tensor in place: another name of the same tensor would change with it.
+
+Arithmetic is ordinary float64. A sum of large numbers that nearly cancel is a staircase in it, so every operation
+makes room for its own rounding: a jump of some units in the last place of the largest value on the box.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from privmarket.errors import ConfigurationError
 # Networks divide by, and take logarithms of, what they keep above this themselves (1e-30 at least). On a wide box
 # the range of such a number may reach below; its true value does not.
 _TINY = 1e-50
+# By how much the values of one operation at two reports may be rounded apart, as a share of the larger one.
+ROUNDING = 4 * 2.0**-52
 
 
 # While a network is only looked at: the operations without bounds that it was seen to use, with a constant in place
@@ -108,6 +113,20 @@ class Slope:
     def _like(self, middle: Tensor, low: Tensor, high: Tensor) -> Slope:
         return Slope(middle, low, high)
 
+    @property
+    def largest(self) -> Tensor:
+        """An upper bound of the absolute value on the box."""
+        return self.middle.abs() + self.reach
+
+    def _rounded(self, size: Tensor | None = None) -> Slope:
+        """The same with room for the rounding of the operation that made it.
+
+        Args:
+            size: of the numbers that it rounded, added up; by default that of the result.
+        """
+        room = ROUNDING * (self.largest if size is None else size)
+        return self._like(self.middle, self.low - room, self.high + room)
+
     def _shaped(self, change: Callable[[Tensor], Tensor]) -> Slope:
         """The same numbers in another arrangement."""
         return self._like(change(self.middle), change(self.low), change(self.high))
@@ -147,6 +166,14 @@ class Slope:
 
     def __le__(self, other: Slope | Tensor | float) -> Slope:
         return 1 - _greater(self - other)
+
+    def _in_place(self, other: object) -> Any:
+        return _unknown("a change in place, such as +=", lambda: self.middle)
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _in_place
+
+    def __abs__(self) -> Any:
+        return _unknown("abs", self.middle.abs)
 
     # Python would answer these without asking anybody.
     __hash__ = None  # type: ignore[assignment]
@@ -200,19 +227,25 @@ class Slope:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(Tensor, name, None)
-        if name.startswith("_") or method not in _RULES:
+        if name.startswith("_") or method is None or method not in _RULES:
             return _unknown(name, lambda: getattr(self.middle, name))
-        return lambda *args, **named: _RULES[method](self, *args, **named)
+        return lambda *args, **named: _applied(method, (self, *args), named)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), named: Any = None
     ) -> Any:
-        rule = _RULES.get(func)
-        if rule is None:
+        if func not in _RULES:
             name = str(getattr(func, "__name__", func))
             return _unknown(name, lambda: func(*_middles(args), **_middles(named or {})))
-        return rule(*args, **(named or {}))
+        return _applied(func, args, named or {})
+
+
+def _applied(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    try:
+        return _RULES[function](*args, **named)
+    except TypeError as error:
+        raise NoBoundKnownError(f"{function.__name__} with these arguments: {error}") from error
 
 
 def _unknown(name: str, on_middles: Callable[[], Any]) -> Any:
@@ -261,9 +294,9 @@ def _add(a: Any, b: Any, alpha: float = 1.0) -> Slope:
         a, b = b, a
     assert isinstance(a, Slope)
     if isinstance(b, Slope):
-        return a._like(a.middle + b.middle, a.low + b.low, a.high + b.high)
+        return a._like(a.middle + b.middle, a.low + b.low, a.high + b.high)._rounded()
     middle = a.middle + b
-    return a._like(middle, a.low.expand_as(middle), a.high.expand_as(middle))
+    return a._like(middle, a.low.expand_as(middle), a.high.expand_as(middle))._rounded()
 
 
 def _subtract(a: Any, b: Any, alpha: float = 1.0) -> Slope:
@@ -277,10 +310,10 @@ def _multiply(a: Any, b: Any) -> Slope:
     if isinstance(b, Slope):
         of_a = _times(a.low, a.high, b.least, b.most)
         of_b = _times(b.low, b.high, a.least, a.most)
-        return a._like(a.middle * b.middle, of_a[0] + of_b[0], of_a[1] + of_b[1])
+        return a._like(a.middle * b.middle, of_a[0] + of_b[0], of_a[1] + of_b[1])._rounded()
     first = a.low * b
     second = a.high * b
-    return a._like(a.middle * b, torch.minimum(first, second), torch.maximum(first, second))
+    return a._like(a.middle * b, torch.minimum(first, second), torch.maximum(first, second))._rounded()
 
 
 def _divide(a: Any, b: Any) -> Slope:
@@ -298,11 +331,14 @@ def _matmul(a: Any, b: Any) -> Slope:
     slope, other = (a, b) if isinstance(a, Slope) else (b, a)
     up = other.clamp_min(0.0)
     down = other.clamp_max(0.0)
+    sizes = other.abs() * other.shape[-2 if isinstance(a, Slope) else -1]
     if isinstance(a, Slope):
         return slope._like(
             slope.middle @ other, slope.low @ up + slope.high @ down, slope.high @ up + slope.low @ down
-        )
-    return slope._like(other @ slope.middle, up @ slope.low + down @ slope.high, up @ slope.high + down @ slope.low)
+        )._rounded(slope.largest @ sizes)
+    return slope._like(
+        other @ slope.middle, up @ slope.low + down @ slope.high, up @ slope.high + down @ slope.low
+    )._rounded(sizes @ slope.largest)
 
 
 def _linear(rows: Slope, weight: Tensor, bias: Tensor | None = None) -> Slope:
@@ -316,19 +352,20 @@ def _scaled(x: Slope, middle: Tensor, least: Tensor, most: Tensor) -> Slope:
 
 
 def _exp(x: Slope) -> Slope:
-    return _scaled(x, x.middle.exp(), x.least.exp(), x.most.exp())
+    return _scaled(x, x.middle.exp(), x.least.exp(), x.most.exp())._rounded()
 
 
 def _log(x: Slope) -> Slope:
-    return _scaled(x, x.middle.log(), 1 / x.most, 1 / x.least.clamp_min(_TINY))
+    return _scaled(x, x.middle.log(), 1 / x.most, 1 / x.least.clamp_min(_TINY))._rounded()
 
 
 def _log1p(x: Slope) -> Slope:
-    return _log(x + 1.0)
+    least, most = (1 / (1 + end).clamp_min(_TINY) for end in (x.most, x.least))
+    return _scaled(x, x.middle.log1p(), least, most)._rounded()
 
 
 def _reciprocal(x: Slope) -> Slope:
-    return _scaled(x, 1 / x.middle, -1 / x.least.clamp_min(_TINY).square(), -1 / x.most.square())
+    return _scaled(x, 1 / x.middle, -1 / x.least.clamp_min(_TINY).square(), -1 / x.most.square())._rounded()
 
 
 def _sigmoid(x: Slope) -> Slope:
@@ -336,7 +373,7 @@ def _sigmoid(x: Slope) -> Slope:
     at_ends = [torch.sigmoid(end) * torch.sigmoid(-end) for end in (x.least, x.most)]
     crosses = (x.least < 0) & (x.most > 0)
     most = torch.where(crosses, torch.full_like(value, 0.25), torch.maximum(*at_ends))
-    return _scaled(x, value, torch.minimum(*at_ends), most)
+    return _scaled(x, value, torch.minimum(*at_ends), most)._rounded()
 
 
 def _curved(x: Slope, middle: Tensor, derivative: Callable[[Tensor], Tensor], turns: Sequence[float] = ()) -> Slope:
@@ -344,7 +381,7 @@ def _curved(x: Slope, middle: Tensor, derivative: Callable[[Tensor], Tensor], tu
     values = [derivative(x.least), derivative(x.most)]
     values += [derivative(torch.minimum(torch.maximum(x.least, x.middle.new_tensor(at)), x.most)) for at in turns]
     steepness = torch.stack(values)
-    return _scaled(x, middle, steepness.amin(0), steepness.amax(0))
+    return _scaled(x, middle, steepness.amin(0), steepness.amax(0))._rounded(x.largest + middle.abs())
 
 
 def _tanh(x: Slope) -> Slope:
@@ -352,12 +389,15 @@ def _tanh(x: Slope) -> Slope:
 
 
 def _softplus(x: Slope, beta: float = 1.0, threshold: float = 20.0) -> Slope:
-    """Torch answers x itself above the threshold, where the derivative is 1 and not a little less."""
+    """Torch answers x itself above the threshold, so the function jumps down there, next to nothing by default."""
 
     def derivative(at: Tensor) -> Tensor:
         return torch.where(beta * at > threshold, torch.ones_like(at), torch.sigmoid(beta * at))
 
-    return _curved(x, torch.nn.functional.softplus(x.middle, beta, threshold), derivative)
+    smooth = _curved(x, torch.nn.functional.softplus(x.middle, beta, threshold), derivative)
+    crosses = (beta * x.least <= threshold) & (beta * x.most > threshold)
+    jump = torch.where(crosses, math.log1p(math.exp(-threshold)) / beta, 0.0).to(x.dtype)
+    return x._like(smooth.middle, smooth.low - jump, smooth.high + jump)
 
 
 def _gelu(x: Slope, approximate: str = "none") -> Slope:
@@ -394,7 +434,7 @@ def _layer_norm(
     low, high = _times(low, high, y_least, y_most)
     low, high = _times(centred.low - high, centred.high - low, inverse_least, inverse_most)
     y = torch.nn.functional.layer_norm(x.middle, tuple(normalized_shape), eps=eps)
-    found = x._like(y, low, high)
+    found = x._like(y, low, high)._rounded(count * (1 + y.abs()))
     found = found if weight is None else found * weight
     return found if bias is None else found + bias
 
@@ -440,7 +480,10 @@ def _attention(
     return _linear(seen.transpose(1, 2).flatten(-2).transpose(0, 1), out_weight, out_bias), None
 
 
-def _clamp(x: Slope, min: float | None = None, max: float | None = None) -> Slope:
+def _clamp(x: Slope, min: Tensor | float | None = None, max: Tensor | float | None = None) -> Slope:
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        raised = x if min is None else _maximum(x, min)
+        return raised if max is None else _minimum(raised, max)
     floor = -torch.inf if min is None else min
     ceiling = torch.inf if max is None else max
     inside = (x.least >= floor) & (x.most <= ceiling)
@@ -450,16 +493,26 @@ def _clamp(x: Slope, min: float | None = None, max: float | None = None) -> Slop
     return _scaled(x, x.middle.clamp(floor, ceiling), least, most)
 
 
-def _relu(x: Slope, inplace: bool = False) -> Slope:
-    return _clamp(x, min=0.0)
+def _relu(x: Slope, inplace: bool = False) -> Any:
+    return _unknown("relu in place", x.middle.relu) if inplace else _clamp(x, min=0.0)
 
 
 def _sum(x: Slope, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Slope:
-    return x._shaped(lambda part: part.sum(dim, keepdim=keepdim))
+    return _added(x, lambda part: part.sum(dim, keepdim=keepdim))
 
 
 def _mean(x: Slope, dim: int | tuple[int, ...], keepdim: bool = False) -> Slope:
-    return x._shaped(lambda part: part.mean(dim, keepdim=keepdim))
+    return _added(x, lambda part: part.mean(dim, keepdim=keepdim))
+
+
+def _cumsum(x: Slope, dim: int) -> Slope:
+    return _added(x, lambda part: part.cumsum(dim))
+
+
+def _added(x: Slope, add: Callable[[Tensor], Tensor]) -> Slope:
+    """Sums of some kind; as many terms as there are in all of one box may have been rounded."""
+    terms = x.middle[0].numel()
+    return x._shaped(add)._rounded(terms * add(x.largest))
 
 
 def _softmax(x: Slope, dim: int = -1, dtype: torch.dtype | None = None, **_: object) -> Slope:
@@ -480,7 +533,9 @@ def _softmax(x: Slope, dim: int = -1, dtype: torch.dtype | None = None, **_: obj
         y_least[..., None, :],
         y_most[..., None, :],
     )
-    return x._like(torch.softmax(x.middle, -1), *_times(low.sum(-1), high.sum(-1), y_least, y_most))
+    found = x._like(torch.softmax(x.middle, -1), *_times(low.sum(-1), high.sum(-1), y_least, y_most))
+    # The largest of the others is taken from each number, and rounded, before the exponential.
+    return found._rounded(found.largest * (x.shape[-1] + 2 * x.largest.amax(-1, keepdim=True)))
 
 
 def _greater(x: Slope) -> Slope:
@@ -633,7 +688,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.split: _split,
     Tensor.unbind: _unbind,
     Tensor.square: lambda x: _multiply(x, x),
-    Tensor.cumsum: lambda x, dim: x._shaped(lambda part: part.cumsum(dim)),
+    Tensor.cumsum: _cumsum,
     **{
         getattr(Tensor, name): _arranged(name)
         for name in ("squeeze", "unsqueeze", "flatten", "unflatten", "transpose", "reshape", "expand")

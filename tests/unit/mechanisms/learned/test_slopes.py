@@ -93,7 +93,7 @@ def test_what_may_jump_on_a_box_lies_where_it_can(compare):
     for part in torch.linspace(-1, 1, 21, dtype=torch.float64):
         value = 2.0 * compare(centres + 0.05 * part).double()
         assert bool((value <= found.most).all() and (value >= found.least).all())
-    assert found.reach.tolist() == [0, 2, 2, 2, 0]
+    assert found.reach.tolist() == pytest.approx([0, 2, 2, 2, 0], abs=1e-12)
 
 
 def test_boxes_as_many_as_clients_are_not_mixed_up_when_axes_change_places():
@@ -128,6 +128,52 @@ def test_what_has_no_rule_is_refused():
     for guess in (lambda w: w == 0, lambda w: 1 if w > 0.1 else 0):  # python would answer itself
         with pytest.raises(ConfigurationError, match="no bound is known"):
             guess(box([0.1], 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda w: torch.nn.functional.relu(w, inplace=True), "relu in place"),
+        (lambda w: w.__iadd__(1.0), "a change in place"),
+        (lambda w: w.__imul__(2.0), "a change in place"),
+        (abs, "abs"),
+        (lambda w: w.div(2.0, rounding_mode="floor"), "div with these arguments"),
+    ],
+)
+def test_what_another_name_of_a_tensor_would_see_is_refused_and_so_are_unknown_arguments(change, named):
+    with pytest.raises(ConfigurationError, match=f"no bound is known for {named}"):
+        change(box([0.1], 0.1))
+    with pytest.raises(ConfigurationError, match=f"no bound is known for {named}"):
+        check_bounded(lambda: change(box([0.1], 0.1)))
+
+
+def test_figures_in_float64_stay_inside_where_rounding_makes_them_a_staircase():
+    def stairs(w):
+        return (w + 1.5 * 2.0**52) - 1.5 * 2.0**52
+
+    for function in (stairs, lambda w: (w * 1e16).sum(-1, keepdim=True) - 1e16 * w, lambda w: (w + 1e15) - 1e15):
+        found = function(box([[0.1]], 0.9))
+        w = torch.linspace(-0.8, 1.0, 3001, dtype=torch.float64)[:, None]
+        value = function(w)
+        assert bool((value <= found.most).all() and (value >= found.least).all())
+    narrow = stairs(box([0.45], 0.02))  # 0 and then, from 0.5 on, 1
+    assert float(narrow.most) >= 0.5
+
+
+def test_softplus_jumps_at_its_threshold():
+    def bent(w):
+        return torch.nn.functional.softplus(w, beta=1.0, threshold=0.1)
+
+    centres = torch.tensor([0.0, 0.08, 0.15], dtype=torch.float64)
+    found = bent(box(centres.tolist(), 0.06))
+    for part in np.linspace(-1, 1, 101):
+        value = bent(centres + 0.06 * part)
+        assert bool((value <= found.most + 1e-12).all() and (value >= found.least - 1e-12).all())
+
+
+def test_small_numbers_keep_their_digits_in_log1p():
+    found = torch.log1p(box([3e-14], 0.0))
+    assert float(found.middle) == pytest.approx(3e-14, rel=1e-12, abs=0.0)
 
 
 def test_all_operations_without_bounds_are_named_at_once():
@@ -171,6 +217,57 @@ def test_an_own_network_is_certified_above_what_dense_reports_gain():
     assert best.max() > 1e-3
     assert (found.upper >= best).all()
     assert (found.upper <= best + 1e-3).all()
+
+
+class AtTheLeastShare(AuctionNetwork):
+    """Sells a thousandth of the offer, which just counts, and pays three money units to who asks two."""
+
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, markets):
+        asked = markets.valuation / markets.unit
+        sold = markets.epsilon / 1000
+        near = torch.relu(1 - torch.relu(asked - 2) - torch.relu(2 - asked))
+        return Trade(sold, markets.valuation * sold + 3 * markets.unit * near)
+
+
+class WithDropout(DeepSets):
+    """Dropout is for training only."""
+
+    def forward(self, markets):
+        trade = super().forward(markets)
+        return Trade(torch.nn.functional.dropout(trade.epsilon, 0.5, self.training), trade.payment)
+
+
+def test_a_sale_that_just_counts_is_not_left_out_of_the_bound():
+    rule = network_mechanism(AtTheLeastShare)(untrained=True)
+    offers = np.array([[0.9, 1.3, 1.8]])  # a thousandth of these is rounded down
+    bids = pm.Bids(np.full(offers.shape, 0.05), offers)
+    found = certified_regret(rule, bids[0], 2.0)
+    unit = 2.0 / (offers.size * 5.0)
+    lies = bids.replace(valuation=np.full(offers.shape, 2 * unit))
+    gain = rule.unilateral(bids, lies, 2.0).utility(bids) - rule.run(bids, 2.0).utility(bids)
+    assert gain.max() > unit
+    assert (found.upper >= gain).all()
+
+
+@pytest.mark.parametrize("name", ["mfg-regretnet", "regretnet", "dm-regretnet"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_market_in_which_nobody_asks_anything_is_bounded(name):
+    rule = pm.mechanism(name)
+    bids = pm.Bids([0.0, 0.0, 0.0], [1.0, 2.0, 3.0])
+    found = certified_regret(rule, bids, 1.0)
+    assert found.closed.all()
+    gain = rule.unilateral(bids, bids.replace(valuation=np.full(3, 0.1)), 1.0).utility(bids)
+    assert (found.upper >= gain - rule.run(bids, 1.0).utility(bids)).all()
+
+
+def test_a_network_with_dropout_is_audited_without_it():
+    rule = network_mechanism(WithDropout)(untrained=True)
+    bids = pm.scenario("uniform").sample(np.random.default_rng(1), 6)
+    assert rule.run(bids, 3.0) == rule.run(bids, 3.0)
+    certified_regret(rule, bids, 3.0)
 
 
 def test_bounds_of_the_network_on_the_page_hold_what_dense_reports_give():
