@@ -207,14 +207,19 @@ def _about_independence(distribution: Distribution) -> list[str]:
     """What a user of past bids must know about the bounds."""
     if not isinstance(distribution, EmpiricalDistribution):
         return []
-    p_value = independence_test(distribution.past)
-    if p_value < 0.05:
+    past = distribution.past
+    columns = {"ε": "epsilon"} if past.data_size is None else {"ε": "epsilon", "the number of records": "data_size"}
+    chances = {said: independence_test(past, column) for said, column in columns.items()}
+    dependent = [f"{said} (p = {p_value:.2g})" for said, p_value in chances.items() if p_value < 0.05]
+    if dependent:
         return [
-            f"note: in these past bids v depends on ε (p = {p_value:.2g}), and the bounds take that into account"
+            f"note: in these past bids v depends on {' and on '.join(dependent)}, and the bounds take that into "
+            "account"
         ]
     return [
-        f"note: these past bids do not show that v depends on ε (p = {p_value:.2g}); --independent draws the "
-        "columns apart, which gives tighter bounds"
+        f"note: these past bids do not show that v depends on {' or on '.join(chances)} "
+        f"(p = {min(chances.values()):.2g} or more); --independent draws each column by itself: a market without "
+        "any dependence, whose bounds are tighter"
     ]
 
 

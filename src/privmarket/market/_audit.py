@@ -24,7 +24,7 @@ from privmarket.market import _attacks as attacks
 from privmarket.market._bids import Array, Bids
 from privmarket.market._bounds import first_best_bound, fluid_bound, one_price_bound, prior_free_reference
 from privmarket.market._certificate import certified_regret, check_certifiable
-from privmarket.market._distributions import Distribution
+from privmarket.market._distributions import Distribution, refuse_other_sizes
 from privmarket.market._exact_optimum import exact_optimum
 from privmarket.market._guarantees import (
     ApproximatelyTruthful,
@@ -427,6 +427,7 @@ def audit(
     require_whole("seed", seed, 0)
     if isinstance(budget, bool) or not isinstance(budget, Real) or not 0 < budget < float("inf"):
         raise ConfigurationError(f"budget is {budget!r}: must be finite and above 0", "give the money per market")
+    refuse_other_sizes(distribution, clients)
     rng = np.random.default_rng(seed)
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))

@@ -34,6 +34,7 @@ from privmarket.market._distributions import (
     EmpiricalDistribution,
     IndependentDistribution,
     Quantile,
+    refuse_other_sizes,
 )
 from privmarket.market._objectives import (
     TOTAL_EPSILON,
@@ -143,6 +144,7 @@ def fluid_bound(
     The rule may look at ε and records, too, and at nothing else: see the top of this module.
     For an error: the least error instead. Bids stand for the distribution that draws their rows.
     """
+    _refuse_other_sizes(distribution, clients)
     if _is_independent(distribution):
         return one_price_bound(distribution, clients, budget, objective)
     population = _conditional_population(distribution)
@@ -155,6 +157,7 @@ def one_price_bound(
     distribution: Distribution | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON
 ) -> float:
     """The most that one list of unit prices, posted to all of `clients` clients, buys in the fluid limit."""
+    _refuse_other_sizes(distribution, clients)
     if isinstance(objective, TotalEpsilon):
         spend, quantity = _supply_hull(distribution)
         return float(clients * np.interp(budget / clients, spend, quantity))
@@ -176,11 +179,17 @@ def first_best_bound(
     distribution: Distribution | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON
 ) -> float:
     """The limit when every cost is known and paid exactly."""
+    _refuse_other_sizes(distribution, clients)
     if isinstance(objective, TotalEpsilon):
         supply = supply_curve(distribution)
         per_client = np.interp(budget / clients, np.append(0, supply.cost), np.append(0, supply.quantity))
         return float(clients * per_client)
     return _least_error(true_types(distribution), clients, budget, objective)
+
+
+def _refuse_other_sizes(distribution: Distribution | Bids, clients: int) -> None:
+    if isinstance(distribution, Distribution):
+        refuse_other_sizes(distribution, clients)
 
 
 def _least_error(types: Types, clients: int, budget: float, objective: Objective) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -21,6 +22,7 @@ from privmarket.market._bids import Array, Bids, read_bids
 
 # SciPy takes longer to load than all the rest of the market, and few distributions need it.
 special = late("scipy.special")
+stats = late("scipy.stats")
 
 Quantile = Callable[[Array], Array]
 
@@ -124,12 +126,15 @@ def mean_ranks(column: Array) -> Array:
     return np.asarray((np.cumsum(times) - 0.5 * (times - 1))[place.reshape(column.shape)])
 
 
-def independence_test(past: Bids, permutations: int = 999) -> float:
-    """How well past bids, (clients,), fit the belief that v has nothing to do with ε: the p-value of a test.
+def independence_test(past: Bids, column: str = "epsilon", permutations: int = 999) -> float:
+    """How well past bids, (clients,), fit the belief that v has nothing to do with a column: the p-value of a test.
 
-    A permutation test: offers are dealt to the valuations anew, and the share of deals counts that show at least as
-    much dependence. Dependence is Spearman's correlation of ranks, of v with ε and of v's distance from the median
-    with ε, so that a valley or a hill is seen as well as a slope.
+    A permutation test: the column is dealt to the valuations anew, and the share of deals counts that show at least
+    as much dependence. Dependence is Spearman's correlation of ranks, of v with the column and of v's distance from
+    the median with it, so that a valley or a hill is seen as well as a slope.
+
+    Args:
+        column: `epsilon` or `data_size`.
     """
 
     def centred(column: Array) -> Array:
@@ -139,9 +144,9 @@ def independence_test(past: Bids, permutations: int = 999) -> float:
     slope = centred(past.valuation)
     valley = centred(np.abs(slope))
     measures = np.stack([one / max(float(np.linalg.norm(one)), 1e-300) for one in (slope, valley)])
-    offers = centred(past.epsilon)
+    given = centred(getattr(past, column))
     rng = np.random.default_rng(0)
-    dealt = np.stack([offers, *(rng.permutation(offers) for _ in range(permutations))])
+    dealt = np.stack([given, *(rng.permutation(given) for _ in range(permutations))])
     found = np.abs(dealt @ measures.T).max(axis=1)
     return float((found >= found[0] * (1 - 1e-12)).mean())
 
@@ -281,9 +286,39 @@ def _refuse_common_shocks(found: Distribution) -> None:
                 < _FALSE_ALARM
             ):
                 raise ConfigurationError(
-                    f"{found.name}: the {name}s of one market depend on each other",
-                    "draw the clients of a market independently: the bounds hold for such markets only",
+                    f"{found.name}: the {name}s of one market are not drawn independently from one distribution",
+                    "share no draw among clients, and let no place be special: the bounds rest on that",
                 )
+
+
+# Rows that are drawn to see whether clients are alike whatever their number.
+_COMPARED_ROWS = 4_000
+
+
+@lru_cache(maxsize=32)
+def refuse_other_sizes(found: Distribution, clients: int) -> None:
+    """Refuses objects of one's own that draw other clients into a market of `clients` than into a large one.
+
+    The bounds are computed from one large sample. A Kolmogorov–Smirnov test compares the two in each column.
+
+    Raises:
+        ConfigurationError: the two differ by more than chance.
+    """
+    if type(found).__module__.startswith(_OWN_PACKAGE) and not isinstance(found, SampledDistribution):
+        return
+    rng = np.random.default_rng(0)
+    here = found.sample(rng, clients, (-(-_COMPARED_ROWS // clients),))
+    there = found.sample(rng, 200_000)
+    for name in ("valuation", "epsilon", "data_size"):
+        columns = getattr(here, name), getattr(there, name)
+        if any(column is None for column in columns):
+            continue
+        if stats.ks_2samp(*(column.ravel() for column in columns), method="asymp").pvalue < _FALSE_ALARM:
+            raise ConfigurationError(
+                f"{found.name}: {name}s in a market of {clients} are distributed unlike those in a large market",
+                "draw every client from one distribution, whatever their number; to study markets of one size, "
+                "fix that size inside your object",
+            )
 
 
 class Frozen(Protocol):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
-from privmarket.market._distributions import Distribution, IndependentDistribution
+from privmarket.market._distributions import Distribution, IndependentDistribution, refuse_other_sizes
 from privmarket.market._mechanism import Mechanism
 
 optimize = late("scipy.optimize")
@@ -48,12 +48,15 @@ class TypeGrid(Distribution):
         valuations: (V,) ascending.
         epsilons: (E,) ascending.
         probability: (V, E), sums to 1.
+        records, accuracy: what every client declares, for rules that ask; None where clients declare none.
     """
 
     name: str
     valuations: Array
     epsilons: Array
     probability: Array
+    records: float | None = None
+    accuracy: float | None = None
 
     @property
     def epsilon_max(self) -> float:  # type: ignore[override]
@@ -65,11 +68,15 @@ class TypeGrid(Distribution):
         """A grid that stands for a distribution: the middles of equally likely ranges of v and of ε.
 
         Equal middles, as discrete distributions have them, are one type. Where v depends on ε, the grid keeps how
-        often each pair occurs in a large sample of the distribution.
+        often each pair occurs in a large sample of the distribution. Records and accuracy are the sample's means.
         """
         v_middle = (np.arange(valuations) + 0.5) / valuations
         e_middle = (np.arange(epsilons) + 0.5) / epsilons
+        records = None
+        accuracy = None
         if isinstance(distribution, IndependentDistribution):
+            if distribution.data_size is not None:
+                records = float(distribution.data_size((np.arange(1_000) + 0.5) / 1_000).mean())
             v, v_count = np.unique(distribution.valuation(v_middle), return_counts=True)
             e, e_count = np.unique(distribution.epsilon(e_middle), return_counts=True)
             probability = np.outer(v_count, e_count) / (valuations * epsilons)
@@ -81,7 +88,9 @@ class TypeGrid(Distribution):
             column = np.searchsorted(0.5 * (e[1:] + e[:-1]), rows.epsilon)
             probability = np.zeros((v.size, e.size))
             np.add.at(probability, (row, column), 1.0 / _SAMPLE)
-        return TypeGrid(f"{distribution.name}, {v.size} × {e.size} types", v, e, probability)
+            records = None if rows.data_size is None else float(rows.data_size.mean())
+            accuracy = None if rows.accuracy is None else float(rows.accuracy.mean())
+        return TypeGrid(f"{distribution.name}, {v.size} × {e.size} types", v, e, probability, records, accuracy)
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Draws truthful bids of shape (*markets, clients)."""
@@ -91,7 +100,12 @@ class TypeGrid(Distribution):
     def bids(self, types: NDArray[np.intp]) -> Bids:
         """The bids of clients whose types are given by their flat index, same shape."""
         row, column = np.unravel_index(types, self.probability.shape)
-        return Bids(self.valuations[row], self.epsilons[column])
+        return Bids(
+            self.valuations[row],
+            self.epsilons[column],
+            None if self.records is None else np.full(types.shape, self.records),
+            None if self.accuracy is None else np.full(types.shape, self.accuracy),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +167,7 @@ def exact_optimum(
         raise ConfigurationError(f"{clients} clients: the exact optimum needs few", f"give 1 to {MOST_CLIENTS}")
     if not budget > 0:
         raise ConfigurationError(f"budget is {budget}", "give money above 0")
+    refuse_other_sizes(distribution, clients)
     grid = distribution if isinstance(distribution, TypeGrid) else TypeGrid.of(distribution)
     kinds = grid.probability.size
     if kinds * comb(kinds + clients - 2, clients - 1) > _MOST_PROFILES:

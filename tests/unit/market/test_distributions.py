@@ -199,7 +199,7 @@ def test_clients_that_depend_on_each_other_are_refused():
         def sample(self, rng, clients):
             return pm.Bids(rng.random() * rng.uniform(0.9, 1.1, clients), rng.uniform(0.5, 4.0, clients))
 
-    with pytest.raises(ConfigurationError, match="valuations of one market depend on each other"):
+    with pytest.raises(ConfigurationError, match="valuations of one market are not drawn independently"):
         pm.market.distribution(CommonShock())
 
 
@@ -236,10 +236,47 @@ class Independent(Couples):
 
 @pytest.mark.parametrize("kind", [Couples, CommonScale, CommonSpread])
 def test_distributions_of_ones_own_are_checked_too(kind):
-    with pytest.raises(ConfigurationError, match="valuations of one market depend on each other"):
+    with pytest.raises(ConfigurationError, match="valuations of one market are not drawn independently"):
         pm.market.distribution(kind())
-    with pytest.raises(ConfigurationError, match="depend on each other"):
+    with pytest.raises(ConfigurationError, match="not drawn independently"):
         pm.audit("ration", scenario=kind(), clients=4, budget=1.0, profiles=1, attack="quick")
+
+
+class SharedRecords:
+    """A thousand records are split over the clients: fewer clients hold more, and ask more."""
+
+    def sample(self, rng, clients):
+        records = 1_000 / clients * rng.uniform(0.5, 1.5, clients)
+        return pm.Bids(0.01 * records, np.ones(clients), data_size=records)
+
+
+class OtherAtTwelve:
+    def sample(self, rng, clients):
+        return pm.Bids(rng.random(clients) * (0.2 if clients == 12 else 1.0), np.ones(clients))
+
+
+@pytest.mark.parametrize(("kind", "clients"), [(SharedRecords, 6), (SharedRecords, 60), (OtherAtTwelve, 12)])
+def test_clients_that_depend_on_their_number_are_refused_where_a_bound_is_computed(kind, clients):
+    """The bounds come from one large market, which says nothing about such small ones."""
+    drawn = pm.market.distribution(kind())
+    with pytest.raises(ConfigurationError, match=f"in a market of {clients} are distributed unlike"):
+        pm.market.fluid_bound(drawn, clients, 1.0)
+    with pytest.raises(ConfigurationError, match="one distribution, whatever their number"):
+        pm.audit("ration", scenario=kind(), clients=clients, budget=1.0, profiles=1, attack="quick")
+
+
+def test_clients_that_do_not_depend_on_their_number_pass():
+    for clients in (1, 4, 12, 300):
+        assert pm.market.fluid_bound(pm.market.distribution(OtherAtTwelve()), 11, 1.0) > 0
+        assert pm.market.fluid_bound(pm.market.distribution(Rising()), clients, 1.0) > 0
+
+
+def test_dependence_on_records_is_seen_in_past_bids():
+    rng = np.random.default_rng(0)
+    records = rng.uniform(10, 100, 200)
+    past = pm.Bids(0.01 * records, np.ones(200), data_size=records)
+    assert independence_test(past) == 1.0
+    assert independence_test(past, "data_size") < 0.01
 
 
 def test_independent_clients_pass_the_check():

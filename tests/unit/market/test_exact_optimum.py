@@ -167,3 +167,14 @@ def test_a_distribution_of_few_types_has_a_grid_of_these():
     assert alone.probability == pytest.approx(np.outer([0.25, 0.5, 0.25], [0.5, 0.5]))
     report = pm.audit("pac", scenario=few, clients=2, budget=0.5, profiles=1, attack="quick", exact=True)
     assert 0 < report.optimum_ratio <= 1 + 1e-9
+
+
+def test_rules_that_price_by_records_run_on_the_grid():
+    """Every client of the grid declares the same records and accuracy, so such a rule has something to read."""
+    grid = TypeGrid.of(scenario("valuation-function"), valuations=3, epsilons=2)
+    bids = grid.sample(np.random.default_rng(0), 3, (2,))
+    assert bids.data_size is not None
+    assert bids.accuracy is not None
+    np.testing.assert_allclose(bids.data_size, 550, atol=5)  # uniform on [100, 1000]
+    np.testing.assert_allclose(bids.accuracy, 0.75, atol=0.005)  # uniform on [0.5, 1]
+    assert TypeGrid.of(UNIFORM).sample(np.random.default_rng(0), 3).data_size is None
