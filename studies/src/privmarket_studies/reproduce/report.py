@@ -36,7 +36,8 @@ def _block(block: Block) -> str:
         return block.markdown.strip()
     if isinstance(block, Table):
         return block.markdown()
-    return f"![{block.caption}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
+    shown = re.split(r"[.;] (?=[A-Z])", block.caption)[0]  # the caption itself follows
+    return f"![{shown}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
 
 
 def _in_words(text: str, page: str, keep: Callable[[str], bool]) -> str:
