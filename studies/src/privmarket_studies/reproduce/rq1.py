@@ -159,7 +159,7 @@ def render(results: Results) -> ResultPage:
     levels = [r.result["levels"] for r in attacked if r.result]
     tried = max(level[attack]["reports"] for level in levels if attack in level)
     blocks: list[Block] = [
-        prose("rq1-set-up", attack=attack, tried=f"{tried:,}"),
+        prose("rq1-set-up", answer=_learned(results, main[0]).markdown, attack=attack, tried=f"{tried:,}"),
         Figure("rq1-mean", _MEAN, lambda: _bars(results, main)),
         Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main)),
         *(_table(results, *setting) for setting in main),
@@ -169,7 +169,6 @@ def render(results: Results) -> ResultPage:
         Text("## How the figure grows with the attack"),
         Figure("rq1-strength", _STRENGTH, lambda: _growth(results, main[0])),
         _growth_table(results, main[0]),
-        _learned(results, main[0]),
         *failure_text(results),
     ]
     return ResultPage("rq1", TITLE, blocks)
@@ -184,8 +183,8 @@ _CLIENTS = (
 )
 _STRENGTH = (
     "Mean gain found against misreports tried per client, mean ± std over seeds. Each level also tries what the "
-    "weaker ones try. Dashed: the one seed that also met the strongest attack, by itself. In the table only: rules "
-    "whose line runs beside another."
+    "weaker ones try. Dashed: the one seed that also met the strongest attack. Rules whose line runs beside another "
+    "are in the table only."
 )
 
 
@@ -470,7 +469,7 @@ def _over_offer_words(results: Results, setting: Setting) -> str:
         more = results.measured("mean_with_valuation", "over-offer", mechanism=rule, **_where(*setting))
         less = _main(results, "mean", rule, setting)
         if more is not None and less is not None and more.mean > 0:
-            said.append(f"{_share(more)} against `{rule}`, where the promised direction gives {_share(less)}")
+            said.append(f"{_share(more)} against `{rule}` ({_share(less)} with smaller offers)")
     return "; ".join(said)
 
 

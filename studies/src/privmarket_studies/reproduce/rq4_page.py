@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privmarket_studies.free_baseline import own_records, own_records_line
+from privmarket_studies.free_baseline import own_records
 from privmarket_studies.reproduce import rq4_figures
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
@@ -31,8 +31,7 @@ def render(results: Results) -> ResultPage:
     if runs.main is None:
         return ResultPage("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     blocks: list[Block] = [
-        prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
-        Text(f"{own_records_line(_SETS, 'local')} ([How](../free-baseline/README.md).)"),
+        prose("rq4-set-up", answer=_learned(runs, results).markdown, main=runs.main, seeds=runs.seeds),
         Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
         _final_table(runs),
         *_same_runs(runs),
@@ -53,7 +52,6 @@ def render(results: Results) -> ResultPage:
         prose("rq4-nash"),
         Figure("rq4-nash", _NASH, lambda: rq4_figures.nash(results)),
         _nash_table(results),
-        _learned(runs, results),
         *failure_text(results),
     ]
     return ResultPage("rq4", TITLE, blocks)
@@ -61,7 +59,7 @@ def render(results: Results) -> ResultPage:
 
 _CURVES = (
     "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind; the "
-    "others run beside one of these. The paper's Fig. 6 (a), (b); its images are missing from its source."
+    "others run beside one of these. The paper's Fig. 6 (a), (b), whose images are missing from its source."
 )
 _CIFAR = "CIFAR-10, the paper's Fig. 7 (b): mean over seeds; bands: one standard deviation."
 _FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over seeds, dots: seeds."

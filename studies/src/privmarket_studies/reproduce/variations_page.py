@@ -34,7 +34,7 @@ def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = _Found(results)
     blocks: list[Block] = [
-        prose("variations-set-up"),
+        prose("variations-set-up", answer=_learned(found).markdown),
         Text(f"{own_records_line(('mnist', 'cifar10'), 'local')} ([How](../free-baseline/README.md).)"),
         Text("## The price of truthfulness, under both trusts"),
         Figure("variations-trust", _TRUST, lambda: _draw(found)),
@@ -53,7 +53,6 @@ def render(results: Results) -> ResultPage:
         _scale_table(found),
         Text("## The paper's models"),
         *models_section.blocks(results),
-        _learned(found),
         *failure_text(results),
     ]
     return ResultPage("variations", TITLE, blocks)
