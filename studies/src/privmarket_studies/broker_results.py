@@ -39,8 +39,7 @@ Two cores. *Code*, of which a figure is, is a digest of the broker's Python file
 
 ## Sealed bids per second
 Over HTTP on SQLite with durable commits (WAL, `synchronous=FULL`), on an otherwise idle machine. The broker checks the
-Ed25519 signature of a *signed* bid; every bid is a leaf of the log's tree, whose head is signed with each commit. The
-bar is {bar:.0f} signed bids a second with sixteen callers. *Processor*: time of the server process per answer.
+Ed25519 signature of a *signed* bid and signs the log's head with each commit. The bar is {bar:.0f} signed bids a second with sixteen callers. *Processor*: time of the server process per answer.
 
 `privmarket bench broker --bids 0 --callers 16` ([bids.json](bids.json))
 

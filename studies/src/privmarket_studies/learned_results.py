@@ -301,8 +301,7 @@ def _tuning(rows: list[TuningRow]) -> str:
         f"## How the networks were tuned\n\nTrainings of {steps} steps, judged by one attack in markets that no "
         "training saw (fewer points and starts than the strong one); means over the three distributions. Multipliers "
         "for groups were chosen in a longer run, in which those of `mfg-regretnet` climbed in the smallest groups and "
-        "cost value; in trials this short the two differ little. What was tried for `mfg-regretnet` before was not "
-        "kept in this form; what it led to is on the theory page. Every setting is in `tuning.json`: "
+        "cost value. What was tried for `mfg-regretnet` before was not kept in this form. Every setting is in `tuning.json`: "
         f"`{COMMANDS['tuning']}`"
     )
     header = ["network", "trial"]

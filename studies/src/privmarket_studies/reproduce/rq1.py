@@ -177,9 +177,8 @@ def render(results: Results) -> ResultPage:
 TITLE = "RQ1: what does a misreport gain?"
 _MEAN = "The paper's Fig. 4 (a): mean gain from the best misreport found, mean ± std over seeds."
 _CLIENTS = (
-    "The paper's Fig. 4 (b): gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th "
-    f"percentile; on top: share of clients with a misreport that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as "
-    "a diamond."
+    "The paper's Fig. 4 (b): gains client by client, all seeds; box: quartiles, whiskers: 5th and 95th percentile; on "
+    f"top: share of clients that gain; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond."
 )
 _STRENGTH = (
     "Mean gain found against misreports tried per client, mean ± std over seeds. Each level also tries what the "
@@ -425,9 +424,8 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     clients, distribution, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
-        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack "
-        f"({NOT_LISTED}: the strongest level is for {', '.join(_STRONGEST)} only, {_SLOW} met none above quick); "
-        "seeds: "
+        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack ({NOT_LISTED}: not attacked at "
+        "that level); seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )
     return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 misreports)", *head], body)
@@ -441,7 +439,7 @@ def _learned(results: Results, setting: Setting) -> Text:
     net = means.get("mfg-regretnet")
     mine = _seeds_of(results, "mfg-regretnet", setting)
     others = [
-        f"against `{rule}` ({_share(means[rule])}) {found.words('+.3%')}"
+        f"against `{rule}` ({_share(means[rule])}) {found.text('+.3%')}"
         for rule in ("regretnet", "dm-regretnet", "regretformer")
         if (found := compare(mine, _seeds_of(results, rule, setting))) is not None
     ]

@@ -58,14 +58,14 @@ def render(results: Results) -> ResultPage:
 
 
 _CURVES = (
-    "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind; the "
-    "others run beside one of these. The paper's Fig. 6 (a), (b), whose images are missing from its source."
+    "Test accuracy against rounds, mean over seeds; bands: one standard deviation; one rule of each kind. The "
+    "paper's Fig. 6 (a), (b), whose images are missing from its source."
 )
 _CIFAR = "CIFAR-10, the paper's Fig. 7 (b): mean over seeds; bands: one standard deviation."
 _FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over seeds, dots: seeds."
 _NASH = (
-    "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds. The "
-    "paper's Figs. 6 and 7 (c), (d)."
+    "Gain from leaving the solved strategy over the mean payment; bars: standard error. The paper's Figs. 6 and 7 "
+    "(c), (d)."
 )
 
 
@@ -112,7 +112,7 @@ def _same_runs(runs: Runs) -> list[Block]:
         found = [r for alpha in ALPHAS for r in runs.records(row, alpha)]
         alike.setdefault(tuple(x for r in found for x in (r["accuracy"], r["mean_epsilon"])), []).append(row)
     groups = [", ".join(f"`{row}`" for row in rows) for figures, rows in alike.items() if figures and len(rows) > 1]
-    words = "bought the same ε from the same clients in every run, so that their models are the same."
+    words = "bought the same ε from the same clients in every run."
     return [Text(f"{group} {words}") for group in groups]
 
 
