@@ -436,8 +436,8 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
                 rows.append([market.name, f"{share:.0%}", reading, *texts, ratio, worst])
     return Table(
         "money-half",
-        "Money for a share of the distance from own records to all records without privacy, where the curve first "
-        "reaches it and from where on it stays there (interpolated on a logarithmic scale)",
+        "Money for a share of the distance from own records to all records without privacy (interpolated on a "
+        "logarithmic scale)",
         (
             *("market", "share of the distance", "reached", "aggregate", "local"),
             "local over aggregate [95 %, seeds resampled]",
@@ -495,8 +495,7 @@ def worst_case_table(found: Found, markets: tuple[Market, ...]) -> Table:
         rows = [[NOT_COMPUTED] * 6]
     return Table(
         "money-worst-case",
-        "Aggregate trust: money for the same releases if sellers charge for the ε that is left when all others "
-        "collude",
+        "Aggregate trust: money for the same releases if sellers price the worst case, that all others collude",
         (
             "market",
             "offered",
@@ -627,8 +626,8 @@ def copies_table(found: Found) -> Table:
     )
     return Table(
         "money-copies",
-        f"Accuracy of the best of the study's four models, and of the better of two with warped copies (of each "
-        f"picture {copies}), each picked on test records",
+        f"Accuracy of the best of the study's four models, and of the better of two with warped copies ({copies}), "
+        "each picked on test records",
         columns,
         rows,
     )
