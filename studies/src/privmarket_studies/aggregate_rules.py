@@ -37,9 +37,11 @@ CLIENTS = 100
 _BISECTIONS = 12
 _EXPLANATION = (
     "Mean `aggregate-error` over {markets} markets of {clients} clients, the same for every rule and not used in "
-    "learning, as a multiple of the fluid bound (smaller is better; 1 is the limit for many clients, valuations being "
+    "learning, as a multiple of the fluid bound (smaller is better; 1 is the limit for many clients, valuations "
+    "being "
     "independent of offers here; these markets move it by a per cent or two). All rules are exactly truthful, "
-    "individually rational and within budget. *gain*: how much smaller the learned menu's error is than the best fixed "
+    "individually rational and within budget. *gain*: how much smaller the learned menu's error is than the best "
+    "fixed "
     "rule's of the row, ± standard error of the paired difference; *money*: the share of the budget at which it "
     "reaches that rule's error."
 )
@@ -214,7 +216,8 @@ def render(rows: list[RuleRow], typical: list[TypicalRow]) -> str:
         "**Question.** Which exact rule has the least error of a sum, and what does learning add? "
         "([Rules and proofs](../../theory/aggregate-trust.md).)",
         "",
-        f"**Answer.** The learned menu's error is smaller than the best fixed rule's by more than two standard errors in "
+        "**Answer.** The learned menu's error is smaller than the best fixed rule's by more than two standard "
+        "errors in "
         f"{sure} of {len(rows)} rows. It needs {min(money):.2f} to {max(money):.2f} of the money, "
         f"{float(np.mean(money)):.2f} in the mean.",
         "",

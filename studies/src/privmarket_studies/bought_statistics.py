@@ -234,22 +234,24 @@ _PAGE = """# Bought statistics
 {table}
 
 - **none**: inputs as they are; settings by rehearsals on public records, documented defaults without any.
-- **free**: inputs whitened by the moments of the public records, or by what the schema suggests (of pictures: nothing).
+- **free**: inputs whitened by the moments of the public records, or by what the schema suggests (of pictures:
+  nothing).
 - **moments**: inputs whitened by moments bought in the first round, mixed with what is free.
-- **least squares**: all in one sum of second moments of inputs and labels, then ridge regression with a penalty as large
-  as the noise (Gaussian noise of the size that the market's sum would have).
+- **least squares**: all in one sum of second moments of inputs and labels, then ridge regression with a penalty
+  as large as the noise (Gaussian noise of the size that the market's sum would have).
 
-Each cell: {rounds} rounds under aggregate trust, honest share 2/3, a linear model, up to {seeds} seeds, which vary split,
-bids, noise and public records, alike in all columns. Money: 5 a round for tables, 20 for pictures (centred gradients).
-Differences are paired over seeds, with 95 % intervals (Student's t).
+Each cell: {rounds} rounds under aggregate trust, honest share 2/3, a linear model, up to {seeds} seeds, which
+vary split, bids, noise and public records, alike in all columns. Money: 5 a round for tables, 20 for pictures
+(centred gradients). Differences are paired over seeds, with 95 % intervals (Student's t).
 
-**Limits.** Settings were chosen on public records or not at all. Whitened runs take documented defaults, which were fixed
-after prototypes on some of these tasks, so part of what they gain over **none** may be due to that; **free** and
-**moments** share them. The runs are of version 0.3.0, before rehearsals chose settings as they do
-[today](../../decisions/settings-on-public-records.md) and before whitening by public moments was offered to every run.
+**Limits.** Settings were chosen on public records or not at all. Whitened runs take documented defaults, which
+were fixed after prototypes on some of these tasks, so part of what they gain over **none** may be due to that;
+**free** and **moments** share them. The runs are of version 0.3.0, before rehearsals chose settings as they do
+[today](../../decisions/settings-on-public-records.md) and before whitening by public moments was offered to
+every run.
 
-`python -m privmarket_studies.bought_statistics --pictures` computes missing runs (a new look takes an empty file) and
-keeps all of them, with the ε that was spent, in [runs.json](runs.json); `--page` writes this page.
+`python -m privmarket_studies.bought_statistics --pictures` computes missing runs (a new look takes an empty
+file) and keeps all of them, with the ε that was spent, in [runs.json](runs.json); `--page` writes this page.
 """
 
 

@@ -38,8 +38,9 @@ Two cores. *Code*, of which a figure is, is a digest of the broker's Python file
 (`privmarket_studies.torture.runs.broker_code`; comments do not count).
 
 ## Sealed bids per second
-Over HTTP on SQLite with durable commits (WAL, `synchronous=FULL`), on an otherwise idle machine. The broker checks the
-Ed25519 signature of a *signed* bid and signs the log's head with each commit. The bar is {bar:.0f} signed bids a second with sixteen callers. *Processor*: time of the server process per answer.
+Over HTTP on SQLite with durable commits (WAL, `synchronous=FULL`), on an otherwise idle machine. The broker
+checks the Ed25519 signature of a *signed* bid and signs the log's head with each commit. The bar is {bar:.0f}
+signed bids a second with sixteen callers. *Processor*: time of the server process per answer.
 
 `privmarket bench broker --bids 0 --callers 16` ([bids.json](bids.json))
 
@@ -48,8 +49,9 @@ Ed25519 signature of a *signed* bid and signs the log's head with each commit. T
 """
 _CLEARING = """
 ## Other calls while 10,000 bids clear
-Readers of the round, of its page and of their own account, and a bidder in another round, before the round closes and
-while it clears, on an otherwise idle machine. The bar is a 99th percentile of {bar:.0f} ms. *Ratio*: of both p99.
+Readers of the round, of its page and of their own account, and a bidder in another round, before the round
+closes and while it clears, on an otherwise idle machine. The bar is a 99th percentile of {bar:.0f} ms. *Ratio*:
+of both p99.
 
 `privmarket bench broker --turns 0 --bids 10000` ([clearing-1.json](clearing-1.json) and so on)
 
@@ -58,9 +60,9 @@ while it clears, on an otherwise idle machine. The bar is a 99th percentile of {
 """
 _TAMPERING = """
 ## Tampering
-{edits} edits of a market in which every party signs everything, on *{code}*, each checked by `broker verify` with what a
-witness saw. *Signed* entries are the party's own, the operator's acts among them; *without effect* leaves every table
-that parties live by as it was. tests/studies/torture runs a sample in the suite.
+{edits} edits of a market in which every party signs everything, on *{code}*, each checked by `broker verify`
+with what a witness saw. *Signed* entries are the party's own, the operator's acts among them; *without effect*
+leaves every table that parties live by as it was. tests/studies/torture runs a sample in the suite.
 
 `python -m privmarket_studies.torture.broker_tampering --postgres` ([tampering.json](tampering.json))
 
@@ -68,11 +70,11 @@ that parties live by as it was. tests/studies/torture runs a sample in the suite
 |---|---|---|---|---|---|
 """
 _OUTSIDER = """
-A second campaign, of {edits} edits on *{code}*, was written from the log's format alone, without reading the checks.
-Its market also has two operators, bookings that were undone, proposed, approved and declined, webhooks, ended
-sessions, and a log whose key was handed over. *Own*: acts that operators may do in the open, and parties' own words,
-which must not raise an alarm. *Refused*: edits that SQLite itself does not take. Only a check that has the broker's
-key sees whether a sealed key was exchanged.
+A second campaign, of {edits} edits on *{code}*, was written from the log's format alone, without reading the
+checks. Its market also has two operators, bookings that were undone, proposed, approved and declined, webhooks,
+ended sessions, and a log whose key was handed over. *Own*: acts that operators may do in the open, and parties'
+own words, which must not raise an alarm. *Refused*: edits that SQLite itself does not take. Only a check that
+has the broker's key sees whether a sealed key was exchanged.
 
 `python -m privmarket_studies.torture.broker_outsider --postgres` ([outsider.json](outsider.json))
 
@@ -81,11 +83,12 @@ key sees whether a sealed key was exchanged.
 """
 _ROUND = """
 ## One large round
-Closed, delivered and settled over HTTP while callers keep reading, and bidding in another round; bids were placed
-before. *Alike*: four different caps, nothing sold before. *Varied*: every seller has its own cap, most have a past.
-The aim is pages under {aim:.0f} ms. Rounds of 20,000 bids and more are cleared in a process of their own: whoever closes one
-is answered before its auction is held, and *cleared in* counts until the round is cleared. A million bids are copied
-into PostgreSQL's tables, not placed one by one.{million} Of *earlier* code no digest was kept.
+Closed, delivered and settled over HTTP while callers keep reading, and bidding in another round; bids were
+placed before. *Alike*: four different caps, nothing sold before. *Varied*: every seller has its own cap, most
+have a past. The aim is pages under {aim:.0f} ms. Rounds of 20,000 bids and more are cleared in a process of
+their own: whoever closes one is answered before its auction is held, and *cleared in* counts until the round is
+cleared. A million bids are copied into PostgreSQL's tables, not placed one by one.{million} Of *earlier* code
+no digest was kept.
 
 `privmarket bench broker --turns 0 [--bids N] [--varied] [--database …]`
 
@@ -94,12 +97,12 @@ into PostgreSQL's tables, not placed one by one.{million} Of *earlier* code no d
 """
 _KILLS = """
 ## Killed and restarted
-Servers under eight bidders and a buyer are killed with `kill -9` at random moments and started again: {kills:,} kills,
-{bids:,} acknowledged bids in all. Bids are signed, every other round has bids that are sealed and revealed and updates
-that travel sealed, and one seller's updates are always rejected, disputed and ruled on. Two brokers on one database are
-killed in turn; with *pauses* one of them is stopped for 13 s (SIGSTOP) before each kill, and the other must go on.
-Checked after each run: no acknowledged bid or key lost, none taken twice, no round paid out twice, escrow + balances =
-deposits to the micro-unit, the replay of everything agrees.
+Servers under eight bidders and a buyer are killed with `kill -9` at random moments and started again: {kills:,}
+kills, {bids:,} acknowledged bids in all. Bids are signed, every other round has bids that are sealed and
+revealed and updates that travel sealed, and one seller's updates are always rejected, disputed and ruled on.
+Two brokers on one database are killed in turn; with *pauses* one of them is stopped for 13 s (SIGSTOP) before
+each kill, and the other must go on. Checked after each run: no acknowledged bid or key lost, none taken twice,
+no round paid out twice, escrow + balances = deposits to the micro-unit, the replay of everything agrees.
 
 `python -m privmarket_studies.torture.broker_kill --kills N --seed S [--postgres] [--brokers 2 [--pause]]`
 ([kills.json](kills.json))
@@ -113,8 +116,9 @@ its transaction after ten seconds, unless it stands in the middle of a COPY (50 
 """
 _SIMULATED = """
 ## Simulated
-The same code through crashes at any statement, retries, duplicates, reordering and clock jumps: {rounds:,} rounds,
-{crashes:,} crashes. Invariants are checked after every step, everything is replayed now and then; a seed replays exactly.
+The same code through crashes at any statement, retries, duplicates, reordering and clock jumps: {rounds:,}
+rounds, {crashes:,} crashes. Invariants are checked after every step, everything is replayed now and then; a
+seed replays exactly.
 
 `python -m privmarket_studies.torture.broker_simulation --rounds N --seed S [--postgres]`
 ([simulation.json](simulation.json))

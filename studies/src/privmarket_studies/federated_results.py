@@ -38,15 +38,16 @@ _HEAD = """# Federated runs that were kept
 
 **Question.** How do settings of a market compare, on the same clients and in trainings with valid record-level DP?
 
-Every sale is (ε, δ = 1e-5)-DP for each record of its client, unless the mode says otherwise. 100 clients, 50 of money
-a round, 200 rounds, Uniform distribution, unless the command says otherwise. Test accuracy, mean ± standard deviation
-over the seeds (a seed fixes who holds which records, who asks what, the first weights and the noise). *Buyer's own
-records alone*: the [free baseline](../free-baseline/README.md) on the same features (the `literal` run trains on
-pixels).
+Every sale is (ε, δ = 1e-5)-DP for each record of its client, unless the mode says otherwise. 100 clients, 50 of
+money a round, 200 rounds, Uniform distribution, unless the command says otherwise. Test accuracy, mean ±
+standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first weights and
+the noise). *Buyer's own records alone*: the [free baseline](../free-baseline/README.md) on the same features
+(the `literal` run trains on pixels).
 
-**Limits.** Settings were chosen [in a former way](#how-the-settings-were-chosen), by trainings on the clients' records
-that no ε here counts. What a market is worth beside own records: [what money buys](../what-money-buys/README.md). The
-paper's algorithm by its own rule: [the paper, literally](../literal/README.md).
+**Limits.** Settings were chosen [in a former way](#how-the-settings-were-chosen), by trainings on the clients'
+records that no ε here counts. What a market is worth beside own records: [what money
+buys](../what-money-buys/README.md). The paper's algorithm by its own rule: [the paper,
+literally](../literal/README.md).
 
 """
 _COLUMNS = table_row(
@@ -78,7 +79,8 @@ MNIST, α = 0.1, persistent types; the same sellers and noise, other weights. Po
 _CURVE = (
     """
 ## Is the curve learned for the P2 error better at a small budget?
-MNIST, α = 0.1, persistent types. The posted price buys all that the cheapest clients offer; the P2 curve (learned for
+MNIST, α = 0.1, persistent types. The posted price buys all that the cheapest clients offer; the P2 curve
+(learned for
 H = 0.2) buys from more clients, less from the dearer ones. Points of accuracy, """
     + DECIDED
     + """. At 50 a round [RQ4](../rq4/README.md) has both, as `mean-field-menu` and `mfg-menunet`.
@@ -96,19 +98,21 @@ looks at one round alone, while noise averages out over rounds and a missing cla
 _SELECTION = """
 ## How the settings were chosen
 Candidates trained on the clients' records ([why that matters](../../decisions/validation-records.md)) and were
-compared on 5,000 records of each training file that no client holds, with seeds that no run above uses. The best, in
-bold, is what `privmarket federate` takes by itself, and what `mnist-0.5-wallet-8` takes. The comparison's start is
-not free of test records: one full-batch step a round, momentum, averaging and the first candidate's rates date from an
-earlier search on test accuracy. All changes since, and every choice in the table, were decided on validation records.
-Runs with a cap have the wallets of [RQ4](../rq4/README.md#under-a-lifetime-cap).
+compared on 5,000 records of each training file that no client holds, with seeds that no run above uses. The
+best, in bold, is what `privmarket federate` takes by itself, and what `mnist-0.5-wallet-8` takes. The
+comparison's start is not free of test records: one full-batch step a round, momentum, averaging and the first
+candidate's rates date from an earlier search on test accuracy. All changes since, and every choice in the
+table, were decided on validation records. Runs with a cap have the wallets of
+[RQ4](../rq4/README.md#under-a-lifetime-cap).
 
     python -m privmarket_studies.federated_selection docs/results/federated/selection/selection.json
 
 """
 _COMMANDS = """
 ## The commands
-`python -m privmarket_studies.federated_runs docs/results/federated/runs` makes the runs, which are in [runs](runs), and
-`python -m privmarket_studies.federated_results docs/results/federated` this page. Each run by itself:
+`python -m privmarket_studies.federated_runs docs/results/federated/runs` makes the runs, which are in
+[runs](runs), and `python -m privmarket_studies.federated_results docs/results/federated` this page. Each run by
+itself:
 
 | run | command of seed 0 |
 |---|---|

@@ -24,9 +24,10 @@ from privmarket._files import write_atomically
 _ROUND = """# What a private round costs
 
 ## Time
-A round of {clients} clients × {records} records of 784 numbers, MLP 784-128-64-10, batch 32, one epoch, processor seconds of
-one thread. Contenders take turns, {turns} each, and the median turn counts; the table has the median of {runs} separate
-runs in fresh processes, with the smallest and the largest, one after the other on a busy machine of two cores.
+A round of {clients} clients × {records} records of 784 numbers, MLP 784-128-64-10, batch 32, one epoch,
+processor seconds of one thread. Contenders take turns, {turns} each, and the median turn counts; the table has
+the median of {runs} separate runs in fresh processes, with the smallest and the largest, one after the other on
+a busy machine of two cores.
 
 `privmarket bench federate --clients {clients} --before CHECKOUT` ({files})
 
@@ -34,9 +35,9 @@ runs in fresh processes, with the smallest and the largest, one after the other 
 |---|---|---|
 """
 _AIMS = """
-Exact sums and noise are included. Accounting is in wall time, all else in processor time. *before*: the tree before
-the release kernel (e7818cb), with float32 noise on float32 sums. *One step* takes all records, *several steps* are the
-round above. Why some aims cannot be met: [one engine](../../decisions/one-gradient-engine.md).
+Exact sums and noise are included. Accounting is in wall time, all else in processor time. *before*: the tree
+before the release kernel (e7818cb), with float32 noise on float32 sums. *One step* takes all records, *several
+steps* are the round above. Why some aims cannot be met: [one engine](../../decisions/one-gradient-engine.md).
 
 | | median | runs | aim |
 |---|---|---|---|
@@ -50,9 +51,10 @@ _BARS = {
 }
 _STEP_PAGE = """
 ## One full-batch step
-One step of each client on its {records} records: the MLP, a CNN of two convolutions on 32 × 32 × 3, a transformer block
-(width 64, 32 tokens). *Plain*: an ordinary backward pass on the same rows, the fastest of three lengths of batches; the
-best of {turns} turns counts. `privmarket bench federate --clients {clients} --before CHECKOUT` ({files})
+One step of each client on its {records} records: the MLP, a CNN of two convolutions on 32 × 32 × 3, a
+transformer block (width 64, 32 tokens). *Plain*: an ordinary backward pass on the same rows, the fastest of
+three lengths of batches; the best of {turns} turns counts. `privmarket bench federate --clients {clients}
+--before CHECKOUT` ({files})
 
 | | median | runs | aim |
 |---|---|---|---|
@@ -74,8 +76,8 @@ _GROWTH = """
 """
 _MEMORY = """
 ## Memory
-Two whole rounds in a fresh process, every client with 600 records of 784 numbers, all of them selling, the same MLP; the
-aim was less than 4 GB with 1,000 clients. `privmarket bench memory` ([memory.json](memory.json))
+Two whole rounds in a fresh process, every client with 600 records of 784 numbers, all of them selling, the same
+MLP; the aim was less than 4 GB with 1,000 clients. `privmarket bench memory` ([memory.json](memory.json))
 
 | clients | peak memory, GB | of which the records | above the first row, MB per client |
 |---|---|---|---|

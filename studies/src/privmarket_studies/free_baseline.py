@@ -123,10 +123,11 @@ _HEAD = f"""# What the buyer's own records give for nothing
 **Question.** What does a model of the buyer's own records reach, without money and without any client's privacy? A
 bought model is worth what it adds to that.
 
-Own records are some that no client holds: every twelfth of MNIST's and Fashion-MNIST's training files, every tenth of
-CIFAR-10's and of the digits'. Three plain models on the public features of the market's runs, hyper-parameters by
-five-fold cross-validation on the own records alone (one division into folds, seed 0; there is no other draw of own
-records, so no interval). The best by cross-validation is in bold; test records were used for the last column only.
+Own records are some that no client holds: every twelfth of MNIST's and Fashion-MNIST's training files, every
+tenth of CIFAR-10's and of the digits'. Three plain models on the public features of the market's runs,
+hyper-parameters by five-fold cross-validation on the own records alone (one division into folds, seed 0; there
+is no other draw of own records, so no interval). The best by cross-validation is in bold; test records were
+used for the last column only.
 
 `{COMMAND}` makes this page, with `privmarket.tasks.own_records_alone`.
 
@@ -134,9 +135,10 @@ records, so no interval). The best by cross-validation is in bold; test records 
 |---|---|---|---|---|---|---|
 """
 _NOTES = """
-On MNIST cross-validation lies above the test figure, probably because records of one writer fall into several folds
-and the test file is by other writers. The market's runs with fixed settings used these records only to choose rates and
-rounds. Runs that also start from the buyer's own model: [what money buys](../what-money-buys/README.md).
+On MNIST cross-validation lies above the test figure, probably because records of one writer fall into several
+folds and the test file is by other writers. The market's runs with fixed settings used these records only to
+choose rates and rounds. Runs that also start from the buyer's own model: [what money
+buys](../what-money-buys/README.md).
 """
 
 

@@ -186,9 +186,11 @@ def page(kept: dict[str, Figures]) -> str:
         "# How long a large table takes",
         "",
         f"A CSV of {ROWS:,} rows, {len(header())} columns and {CLIENTS:,} clients, of whom a hundred hold one row; "
-        f"{OWN_ROWS:,} records of the buyer's own and {TEST_ROWS:,} to test on; a linear model. Commands run in one "
+        f"{OWN_ROWS:,} records of the buyer's own and {TEST_ROWS:,} to test on; a linear model. Commands run in "
+        "one "
         "thread, reading included, so on an idle machine processor time is waiting time. *Sign of life*: the first "
-        "line on the terminal, slowed down here by other work. `python -m privmarket_studies.large_table make FOLDER` "
+        "line on the terminal, slowed down here by other work. `python -m privmarket_studies.large_table make "
+        "FOLDER` "
         "makes the table, `… measure FOLDER` the figures.",
         "",
         "| run | processor time | peak memory | sign of life | command |",

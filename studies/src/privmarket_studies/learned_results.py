@@ -111,7 +111,8 @@ def render(folder: Path) -> str:
     """The page, from the shipped weights and the files of the folder."""
     parts = [
         "# Learned mechanisms, measured",
-        "**Question.** What do the networks that ship buy, and what do they leave to misreports? What the figures mean "
+        "**Question.** What do the networks that ship buy, and what do they leave to misreports? What the figures "
+        "mean "
         "is in [learned mechanisms](../../theory/learned-mechanisms.md). "
         f"`{COMMANDS['comparison']}` renders this page from the metadata of the weights and the files beside it.",
         _measured(folder),
@@ -178,8 +179,10 @@ def _measured(folder: Path) -> str:
     ]
     text = (
         "## Regret and value\n\nThe strong attack: a grid of 41 × 20 over (v, ε) with neighbours of other bids, "
-        "and 20 starts of ascent; client by client the worst counts. Regret is as in [RQ1](../rq1/README.md); a rule "
-        "promises the largest of its rows with a quarter on top, because other samples differ. Value is measured in "
+        "and 20 starts of ascent; client by client the worst counts. Regret is as in [RQ1](../rq1/README.md); a "
+        "rule "
+        "promises the largest of its rows with a quarter on top, because other samples differ. Value is measured "
+        "in "
         "more markets than are attacked. `python -m privmarket_studies.make_weights NAME`; the rows of "
         "`mfg-regretnet` with 1,000 clients are RQ1's."
     )
@@ -227,13 +230,18 @@ def _misreports(rows: list[MisreportRow]) -> str:
     share = int(100 * share) / 100  # "or more" holds only if it is rounded down
     apart = max(row["certified_largest"] / row["reached_largest"] for row in bounded)
     lead = (
-        "## What a single client gains\n\nA rule's promise is about the mean; the most that one client gains is many "
+        "## What a single client gains\n\nA rule's promise is about the mean; the most that one client gains is "
+        "many "
         "times that. Every client of every market is attacked as above, at the budgets above; gains over the mean "
-        "pay. *At most*: no misreport of v alone gains more ([how](../../theory/fluid-bound.md)). *Apart*: the bound "
+        "pay. *At most*: no misreport of v alone gains more ([how](../../theory/fluid-bound.md)). *Apart*: the "
+        "bound "
         "on the largest gain over a gain that was reached. For misreports of v the strong attack found "
-        f"{share:.0%} of the bound on the mean, or more (least for `{worst['mechanism']}`, {worst['scenario']}), and "
-        f"the bound on the largest gain is at most {apart:.2f} times a gain that was reached. Networks before training "
-        "(`:untrained`) are not bounded, and attention, which takes half a minute a market, only in the rows of few "
+        f"{share:.0%} of the bound on the mean, or more (least for `{worst['mechanism']}`, {worst['scenario']}), "
+        "and "
+        f"the bound on the largest gain is at most {apart:.2f} times a gain that was reached. Networks before "
+        "training "
+        "(`:untrained`) are not bounded, and attention, which takes half a minute a market, only in the rows of "
+        "few "
         f"markets. `{MISREPORTS}`"
     )
     header = [
@@ -299,9 +307,12 @@ def _tuning(rows: list[TuningRow]) -> str:
     steps = max(row["settings"]["steps"] for row in rows)
     lead = (
         f"## How the networks were tuned\n\nTrainings of {steps} steps, judged by one attack in markets that no "
-        "training saw (fewer points and starts than the strong one); means over the three distributions. Multipliers "
-        "for groups were chosen in a longer run, in which those of `mfg-regretnet` climbed in the smallest groups and "
-        "cost value. What was tried for `mfg-regretnet` before was not kept in this form. Every setting is in `tuning.json`: "
+        "training saw (fewer points and starts than the strong one); means over the three distributions. "
+        "Multipliers "
+        "for groups were chosen in a longer run, in which those of `mfg-regretnet` climbed in the smallest groups "
+        "and "
+        "cost value. What was tried for `mfg-regretnet` before was not kept in this form. Every setting is in "
+        "`tuning.json`: "
         f"`{COMMANDS['tuning']}`"
     )
     header = ["network", "trial"]

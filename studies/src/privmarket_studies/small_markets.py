@@ -96,14 +96,17 @@ def page(rows: list[MarketRow]) -> str:
     lines = [
         "# Small markets: how far is each rule from the best truthful one?",
         "",
-        "**Question.** How much of the optimum does each rule buy from two to four clients? The optimum is the most ε "
+        "**Question.** How much of the optimum does each rule buy from two to four clients? The optimum is the "
+        "most ε "
         "that any rule buys in expectation which is truthful in v, pays at least the cost and keeps the budget on "
         "*every* profile ([how it is computed](../../theory/fluid-bound.md)).",
         "",
-        f"**Answer.** {_answer(rows)} A ratio above 1 is only possible for a rule that breaks a promise; the notes say "
+        f"**Answer.** {_answer(rows)} A ratio above 1 is only possible for a rule that breaks a promise; the notes "
+        "say "
         "which.",
         "",
-        "Half a unit of money per client. Types lie on a grid of six valuations and two offers that stands for each "
+        "Half a unit of money per client. Types lie on a grid of six valuations and two offers that stands for "
+        "each "
         f"distribution. Every profile was cleared, so there is no sampling error: `{COMMAND}`.",
         "",
     ]

@@ -323,25 +323,26 @@ _PAGE = """# Ways that were tried
 
 **Question.** Which ways of training buy more with the same ε, each of them changed alone?
 
-**Answer.** None of the ways that need no new features: starting from the buyer's own model is what counts, the division
-of ε over rounds and the number of rounds hardly matter. A second layer of made-up patches may add about two points on
-CIFAR-10.
+**Answer.** None of the ways that need no new features: starting from the buyer's own model is what counts, the
+division of ε over rounds and the number of rounds hardly matter. A second layer of made-up patches may add
+about two points on CIFAR-10.
 
-Pictures are the 5,000 of each set that no client and no test holds: {own} as the buyer's, {stand_in} in the clients'
-place with the noise that all their records would get at a lifetime ε of {epsilon} (secure sum, two thirds honest), and
-1,000 to measure on. A linear model on {features}; clip norm a quarter of a long gradient. Every way is shown with the
-best of {lengths} lengths of steps, looked up on the 1,000, which flatters all ways alike. No figure here is one of a
-market, and nothing was tuned on clients' or test records. Seeds are other divisions into three, and other noise.
-Whitening is a plainer form of the product's: one floor under all directions.
+Pictures are the 5,000 of each set that no client and no test holds: {own} as the buyer's, {stand_in} in the
+clients' place with the noise that all their records would get at a lifetime ε of {epsilon} (secure sum, two
+thirds honest), and 1,000 to measure on. A linear model on {features}; clip norm a quarter of a long gradient.
+Every way is shown with the best of {lengths} lengths of steps, looked up on the 1,000, which flatters all ways
+alike. No figure here is one of a market, and nothing was tuned on clients' or test records. Seeds are other
+divisions into three, and other noise. Whitening is a plainer form of the product's: one floor under all
+directions.
 
 {table}
 
 †: in some run the best step was at an edge of those tried.
 
 ## Features from images that nobody owns
-On CIFAR-10 ways *beside* the study's features or *instead* of them use 1,400 numbers made from scenes drawn at random:
-overlapping shapes with gradients and gratings, each seen in two windows and two colourings. No picture of a data set
-enters.
+On CIFAR-10 ways *beside* the study's features or *instead* of them use 1,400 numbers made from scenes drawn at
+random: overlapping shapes with gradients and gratings, each seen in two windows and two colourings. No picture
+of a data set enters.
 
 - *A second layer of patches* is not trained: {filters} random patches of the maps that the shipped patches make
   of scenes, evened out, with the same soft threshold and quarters.
@@ -353,23 +354,23 @@ Points over the first row, by division:
 
 {gains}
 
-On whitened inputs the second layer helped in every division, by about two points, which three divisions cannot tell
-from chance for sure; more numbers of the first layer do not help. On inputs as they are it helps in some divisions and
-harms in others. The buyer's own records gain, too, for nothing. A division measures on 1,000 pictures, where two points
-are little more than chance, and another draw of the patches moves them as much. The network that has learned adds less
-than the second layer. [TangEtAl2023] train far larger ones on images of random processes, for far longer; what that
-would give here is not known.
+On whitened inputs the second layer helped in every division, by about two points, which three divisions cannot
+tell from chance for sure; more numbers of the first layer do not help. On inputs as they are it helps in some
+divisions and harms in others. The buyer's own records gain, too, for nothing. A division measures on 1,000
+pictures, where two points are little more than chance, and another draw of the patches moves them as much. The
+network that has learned adds less than the second layer. [TangEtAl2023] train far larger ones on images of
+random processes, for far longer; what that would give here is not known.
 
-Drafts on the same three divisions, whose runs were not kept: another draw of the second layer gave +1.4, +3.4 and +2.6
-points; 1,024 patches in place of {filters}, with as many numbers in the end, +2.0, +2.0 and +1.8 (the best of four
-lengths). The closed form of contrast for a linear map (scaling down the directions in which two views of a scene
-differ), on patches alone in one division, gave -0.4 to +0.8 points on whitened inputs and +0.6 to +0.8 on inputs as
-they are; on the second layer alone -0.5 and +2.0.
+Drafts on the same three divisions, whose runs were not kept: another draw of the second layer gave +1.4, +3.4
+and +2.6 points; 1,024 patches in place of {filters}, with as many numbers in the end, +2.0, +2.0 and +1.8 (the
+best of four lengths). The closed form of contrast for a linear map (scaling down the directions in which two
+views of a scene differ), on patches alone in one division, gave -0.4 to +0.8 points on whitened inputs and +0.6
+to +0.8 on inputs as they are; on the second layer alone -0.5 and +2.0.
 
 ## Elsewhere, and not tried
-Bought second moments, and least squares as one sale: [bought statistics](../bought-statistics/README.md). Patches of
-made-up images: [features](../../decisions/public-whitening.md). Not tried, for want of processor time: a network
-trained for longer than minutes, and a convolution trained on top of scattering.
+Bought second moments, and least squares as one sale: [bought statistics](../bought-statistics/README.md).
+Patches of made-up images: [features](../../decisions/public-whitening.md). Not tried, for want of processor
+time: a network trained for longer than minutes, and a convolution trained on top of scattering.
 
 ## Commands
 The second trains the network again, in about two minutes of one core.

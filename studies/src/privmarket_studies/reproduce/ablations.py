@@ -140,8 +140,6 @@ def render(results: Results) -> ResultPage:
         Text("## Clients that look ahead"),
         prose("ablations-strategic"),
         _strategic_table(results),
-        Text("## A service floor"),
-        fairness.floor_table(results),
         *failure_text(results),
     ]
     return ResultPage("ablations", TITLE, blocks)

@@ -59,8 +59,7 @@ class Table:
     Attributes:
         name: the stem of its CSV file.
         caption: what is shown, over how many seeds.
-        linked: whether the page links the CSV file instead of showing the rows, which are like those of a table that
-            it shows.
+        linked: whether the page links the CSV file instead of showing the rows.
 
     Raises:
         UnexplainedGapError: a cell is empty or a bare dash.

@@ -21,7 +21,8 @@ _ROWS = (*MODEL_ROWS, "no-dp")
 _NAMES = {"no-noise": "no noise, the menu's sellers"}
 _TITLES = {"mlp": "MNIST, MLP on pixels", "cnn": "CIFAR-10, CNN"}
 _CAPTION = (
-    "Accuracy by round, α = 0.5, mean over seeds, band: ± std; dashed: without noise. As the paper's Figs. 6 and 7, "
+    "Accuracy by round, α = 0.5, mean over seeds, band: ± std; dashed: without noise. As the paper's Figs. 6 and "
+    "7, "
     "(a) and (b)."
 )
 

@@ -177,12 +177,14 @@ def render(results: Results) -> ResultPage:
 TITLE = "RQ1: what does a misreport gain?"
 _MEAN = "The paper's Fig. 4 (a): mean gain from the best misreport found, mean ± std over seeds."
 _CLIENTS = (
-    "The paper's Fig. 4 (b): gains client by client, all seeds; box: quartiles, whiskers: 5th and 95th percentile; on "
+    "The paper's Fig. 4 (b): gains client by client, all seeds; box: quartiles, whiskers: 5th and 95th percentile; "
+    "on "
     f"top: share of clients that gain; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond."
 )
 _STRENGTH = (
     "Mean gain found against misreports tried per client, mean ± std over seeds. Each level also tries what the "
-    "weaker ones try. Dashed: the one seed that also met the strongest attack. Rules whose line runs beside another "
+    "weaker ones try. Dashed: the one seed that also met the strongest attack. Rules whose line runs beside "
+    "another "
     "are in the table only."
 )
 
@@ -424,7 +426,8 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     clients, distribution, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
-        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack ({NOT_LISTED}: not attacked at "
+        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack ({NOT_LISTED}: not "
+        "attacked at "
         "that level); seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )

@@ -39,9 +39,11 @@ def block(results: Results, folder: str = "") -> str:
         f"![What each rule buys, and what a misreport gains]({folder}{NAME}.png)",
         "*100 clients, budget 50, Uniform distribution: ε bought over the fluid bound (the most that one list of "
         "unit prices for everybody buys among many clients), and the mean gain from the best misreport found "
-        f"([how]({folder}rq1/README.md)), over the mean payment ({bought}; misreports: {misreports}; hatched: breaks "
+        f"([how]({folder}rq1/README.md)), over the mean payment ({bought}; misreports: {misreports}; hatched: "
+        "breaks "
         "the budget). Promises in ε are about smaller offers only; offers of more count where the client can still "
-        f"deliver what is bought. Commands and settings: [RQ1]({folder}rq1/README.md) to [RQ4]({folder}rq4/README.md). "
+        f"deliver what is bought. Commands and settings: [RQ1]({folder}rq1/README.md) to "
+        f"[RQ4]({folder}rq4/README.md). "
         f"[All results]({folder}README.md).*",
         _table(results).markdown().partition("\n\n")[2],
         "*`:untrained` is the network of `mfg-regretnet` as its training starts, a ladder of menus built by hand. "

@@ -904,7 +904,8 @@ def caption(found: Found, market: Market) -> str:
         if not points:
             continue
         largest = [max(run["epsilon"]["0.667"] for run in runs.values()) for _, runs in points]
-        text = f"{trust.capitalize() if not parts else trust} trust: lifetime ε of who sold most {min(largest):.2g} to {max(largest):.2g}, by the point"
+        said = trust if parts else trust.capitalize()
+        text = f"{said} trust: lifetime ε of who sold most {min(largest):.2g} to {max(largest):.2g}, by the point"
         if trust == "aggregate":
             worst = [max(run["epsilon"]["collude"] for run in runs.values()) for _, runs in points]
             text += ", if two thirds of a round's sellers are honest"
