@@ -111,11 +111,9 @@ def own_records_line(datasets: Sequence[str], trust: str, folder: Path = FOLDER)
         if row is None:
             said.append(f"{dataset} {NOT_COMPUTED}")
             continue
-        tested = {model["name"]: f"{100 * model['test']:.1f} %" for model in row["models"]}
-        best = row["models"][0]["name"]
-        others = ", ".join(f"{name} {figure}" for name, figure in tested.items() if name != best)
-        said.append(f"{dataset} **{tested[best]}** ({best}; {others})")
-    return f"Buyer's own records alone, on the same features, for nothing and at ε = 0: {'; '.join(said)}."
+        best = row["models"][0]
+        said.append(f"{dataset} **{100 * best['test']:.1f} %** ({best['name']})")
+    return f"Buyer's own records alone, on the same features, for nothing and at ε = 0: {', '.join(said)}."
 
 
 _HEAD = f"""# What the buyer's own records give for nothing

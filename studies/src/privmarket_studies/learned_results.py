@@ -35,7 +35,6 @@ from privmarket_studies.make_weights import (
 )
 from privmarket_studies.reproduce.cache import read_bundle
 from privmarket_studies.reproduce.document import Results
-from privmarket_studies.reproduce.markets import UNTRAINED
 from privmarket_studies.reproduce.statistics import Measured
 
 # Networks that ship, and the markets in which each is attacked.
@@ -117,7 +116,6 @@ def render(folder: Path) -> str:
         f"`{COMMANDS['comparison']}` renders this page from the metadata of the weights and the files beside it.",
         _measured(folder),
         _misreports(_read(folder, "misreports")),
-        _before_training(folder),
         _comparison(_read(folder, "comparison")),
         _tuning(_read(folder, "tuning")),
         _frontier(_read(folder, "frontier")),
@@ -187,23 +185,6 @@ def _measured(folder: Path) -> str:
         "`mfg-regretnet` with 1,000 clients are RQ1's."
     )
     return f"{text}\n\n{_table(header, rows)}{_unmeasured()}"
-
-
-def _before_training(folder: Path) -> str:
-    """The network of `mfg-regretnet` as its training starts, beside the one that ships."""
-    cells = _rq1(folder)
-    where = {"scenario": "uniform", "clients": 100, "budget": 50}
-    rows = []
-    for name in (UNTRAINED, "mfg-regretnet"):
-        regret = cells.measured("mean", "regret", mechanism=name, attack="strong", **where)
-        bought = cells.measured("fluid_ratio", "efficiency", mechanism=name, **where)
-        if regret is not None and bought is not None:
-            rows.append([f"`{name}`", regret.text(".3%"), bought.text(".3f")])
-    lead = (
-        "## Before training\n\nUniform, N = 100, B = 50, mean ± std over seeds; "
-        "[more of it](../rq1/README.md#what-training-adds)."
-    )
-    return f"{lead}\n\n{_table(['network', 'regret / pay', 'of the fluid bound'], rows)}"
 
 
 def _misreports(rows: list[MisreportRow]) -> str:
