@@ -110,9 +110,9 @@ def render(folder: Path) -> str:
     """The page, from the shipped weights and the files of the folder."""
     parts = [
         "# Learned mechanisms, measured",
-        "**Question.** What do the networks that ship buy, and what do they leave to misreports? What the figures "
-        "mean "
-        "is in [learned mechanisms](../../theory/learned-mechanisms.md). "
+        "**Question.** What do the networks that ship buy, and what do they leave to misreports? Before training: "
+        "[RQ1](../rq1/README.md#what-training-adds). What the figures mean: "
+        "[learned mechanisms](../../theory/learned-mechanisms.md). "
         f"`{COMMANDS['comparison']}` renders this page from the metadata of the weights and the files beside it.",
         _measured(folder),
         _misreports(_read(folder, "misreports")),

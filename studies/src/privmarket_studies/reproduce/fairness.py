@@ -127,7 +127,7 @@ def _learned(results: Results) -> Text:
     floor = FLOORS["mfg-menunet, service floor"]
     return prose(
         "fairness-learned",
-        excluded=", ".join(f"`{rule}`" for rule in excluded),
+        excluded=excluded,
         served=", ".join(f"`{rule}`" for rule in served),
         floor=last("mfg-menunet", floor),
         plain=last("mfg-menunet", {}),

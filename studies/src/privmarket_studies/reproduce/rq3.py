@@ -217,7 +217,6 @@ def _learned(results: Results) -> Text:
         menu=ratio("mean-field-menu"),
         share=ratio("proportional-share"),
         net=ratio("mfg-regretnet"),
-        attention=ratio("regretformer"),
         pac=ratio("pac"),
         jsam=ratio("jsam"),
         small=ratio("mean-field-menu", 10, 10),
