@@ -481,7 +481,7 @@ def _growth_words(levels: dict[str, tuple[float, Measured]]) -> dict[str, str] |
     seeds = max(measured.seeds for _, measured in levels.values())
     whole = [(name, measured) for name, (_, measured) in levels.items() if measured.seeds == seeds]
     (_, weak), (last, strong) = whole[0], whole[-1]
-    factor = f"{strong.mean / weak.mean:.1f} times as much" if weak.mean > 0 else "where the paper's finds nothing"
+    factor = f"a factor of {strong.mean / weak.mean:.1f}" if weak.mean > 0 else "nothing"
     return {"weak": _share(weak), "strong": _share(strong), "level": last, "factor": factor}
 
 

@@ -618,7 +618,7 @@ def copies_table(found: Found) -> Table:
                     str(len(seeds)),
                 ]
             )
-    copies = ", ".join(f"{study.copies_config(market)['copies']} for {market.name}" for market in study.PICTURES)
+    copies = ", ".join(str(study.copies_config(market)["copies"]) for market in study.PICTURES)
     columns = (
         *("market", "ε ≤", "own records alone", "with copies", "warps chosen for the kernel, by seeds", "bought"),
         *("gain over own records alone [95 %]", "left over the best of all six [95 %]"),
@@ -626,8 +626,9 @@ def copies_table(found: Found) -> Table:
     )
     return Table(
         "money-copies",
-        f"Accuracy of the best of the study's four models, and of the better of two with warped copies ({copies}), "
-        "each picked on test records",
+        f"Accuracy of the best of the study's four models, and of the better of two with warped copies ({copies} "
+        "of a "
+        "picture, market by market), each picked on test records",
         columns,
         rows,
     )
@@ -898,7 +899,7 @@ def caption(found: Found, market: Market) -> str:
         return f"{market.name}: gain against money; {NOT_COMPUTED}."
     seeds = sorted({len(one) for one in runs})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    parts = []
+    parts: list[str] = []
     for trust in study.TRUSTS:
         points = curve_points(found, market, trust)
         if not points:
