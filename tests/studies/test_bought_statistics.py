@@ -49,4 +49,4 @@ def test_the_verdict_says_at_which_epsilon(tmp_path):
     (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
     page = render(tmp_path)
     assert "*moments − free* on medpar (at ε = 1; not at 0.3)" in page
-    assert "2 rows were looked at" in page
+    assert "(2 rows each, without a correction for their number)" in page

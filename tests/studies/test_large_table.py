@@ -61,5 +61,5 @@ def test_the_page_states_what_was_kept():
         "load": 1.0,
     }
     page = large_table.page({"federate, aggregate trust": figures})
-    assert "| federate, aggregate trust | 2.5 min | 0.9 GB | 2.1 s |" in page
+    assert "| federate, aggregate trust | 2.5 min | 0.9 GB | 2.1 s | `" in page
     assert large_table.page(large_table.read()) == large_table.PAGE.read_text(encoding="utf-8")

@@ -36,12 +36,14 @@ LEARNED = "mfg-menunet"
 CLIENTS = 100
 _BISECTIONS = 12
 _EXPLANATION = (
-    "Mean `aggregate-error` over {markets} markets of {clients} clients, the same for every rule, as a "
-    "multiple of the fluid bound (1 is its limit for many clients, valuations being independent of "
-    "offers here; a per cent or two either way is the luck of these markets; smaller is better). All "
-    "rules are exactly truthful, individually rational and within budget. *gain*: how much smaller the learned "
-    "menu's error is than that of the best fixed rule of the row, with the standard error of the paired "
-    "difference; *money*: the share of the budget at which it reaches the best fixed rule's error."
+    "Mean `aggregate-error` over {markets} markets of {clients} clients, the same for every rule and not used in "
+    "learning, as a multiple of the fluid bound (smaller is better; 1 is the limit for many clients, valuations "
+    "being "
+    "independent of offers here; these markets move it by a per cent or two). All rules are exactly truthful, "
+    "individually rational and within budget. *gain*: how much smaller the learned menu's error is than the best "
+    "fixed "
+    "rule's of the row, ± standard error of the paired difference; *money*: the share of the budget at which it "
+    "reaches that rule's error."
 )
 _COMMAND = "python -m privmarket_studies.aggregate_rules docs/results/aggregate-rules"
 
@@ -177,10 +179,9 @@ def render_typical(rows: list[TypicalRow]) -> list[str]:
     lines = [
         "## Where prices have nothing to do with the data",
         "",
-        "The same for `typical-aggregate-error`, the error that decides in trainings, "
-        "as a multiple of its fluid bound: the graded design of `graded-ration`; "
-        "a menu learned from there for that error; and the shipped `mfg-menunet`, learned for the worst case "
-        f"(`aggregate-error`). {rows[0]['markets']} fresh markets of {CLIENTS} clients.",
+        "The same for `typical-aggregate-error`, the error that decides in trainings: the graded design of "
+        "`graded-ration`; a menu learned from there for that error; and the shipped `mfg-menunet`, learned for the "
+        f"worst case (`aggregate-error`). {rows[0]['markets']} fresh markets of {CLIENTS} clients.",
         "",
         "| distribution | H | budget | graded | learned from it | gain | learned for the worst case |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -198,9 +199,8 @@ def render_typical(rows: list[TypicalRow]) -> list[str]:
         "",
         f"Learning lowers the graded design's error by {min(gains):.1%} to {max(gains):.1%}. A menu learned "
         f"for the worst case has {min(worse):.2f} to {max(worse):.2f} times the graded design's error here: in "
-        "trainings the shipped learned menu costs more than a flat price because of what it was asked for, not "
-        "because of how it was learned. A buyer with no reason to think that dear clients hold special data takes "
-        "`graded-ration`.",
+        "trainings it costs more than a flat price because of what it was asked for, not of how it was learned. A "
+        "buyer with no reason to think that dear clients hold special data takes `graded-ration`.",
         "",
     ]
 
@@ -208,8 +208,18 @@ def render_typical(rows: list[TypicalRow]) -> list[str]:
 def render(rows: list[RuleRow], typical: list[TypicalRow]) -> str:
     """The page's text, from both lists of rows."""
     names = (*FIXED, LEARNED)
+    money = [row["money"] for row in rows]
+    sure = sum(row["gain"] > 2 * row["gain_error"] for row in rows)
     lines = [
         "# Exact rules under aggregate trust",
+        "",
+        "**Question.** Which exact rule has the least error of a sum, and what does learning add? "
+        "([Rules and proofs](../../theory/aggregate-trust.md).)",
+        "",
+        "**Answer.** The learned menu's error is smaller than the best fixed rule's by more than two standard "
+        "errors in "
+        f"{sure} of {len(rows)} rows. It needs {min(money):.2f} to {max(money):.2f} of the money, "
+        f"{float(np.mean(money)):.2f} in the mean.",
         "",
         _EXPLANATION.format(markets=rows[0]["markets"], clients=CLIENTS),
         "",
@@ -223,16 +233,10 @@ def render(rows: list[RuleRow], typical: list[TypicalRow]) -> str:
             f"| {row['scenario']} | {row['heterogeneity']:g} | {row['budget']:g} | {' | '.join(cells)} | "
             f"{row['gain']:.1%} ± {row['gain_error']:.1%} | {row['money']:.2f} |"
         )
-    money = [row["money"] for row in rows]
-    sure = sum(row["gain"] > 2 * row["gain_error"] for row in rows)
     lines += [
         "",
-        f"The learned menu's error is smaller by more than two standard errors in {sure} of {len(rows)} rows. "
-        f"It needs {min(money):.2f} to {max(money):.2f} of the money, {float(np.mean(money)):.2f} in the mean. "
-        "These markets were not used in learning.",
-        "",
         *render_typical(typical),
-        f"Rules and proofs: [aggregate trust](../../theory/aggregate-trust.md). Made by `{_COMMAND}`.",
+        f"Made by `{_COMMAND}`.",
         "",
     ]
     return "\n".join(lines)

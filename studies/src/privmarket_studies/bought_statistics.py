@@ -227,16 +227,11 @@ def interval(differences: list[float]) -> tuple[float, float]:
 
 _PAGE = """# Bought statistics
 
-Is a tenth of ε and money better spent on second moments of the inputs than on one more gradient?
-`python -m privmarket_studies.bought_statistics --pictures` runs what stands here and keeps every run in
-[runs.json](runs.json); `--page` writes this page. Each cell: {rounds} rounds under aggregate trust, honest share
-2/3, a linear model, up to {seeds} seeds, which vary split, bids, noise and public records, alike in all columns.
-Money: 5 a round for tables, 20 for pictures (centred gradients). The file has the ε that was spent.
+**Question.** Is a tenth of ε and money better spent on second moments of the inputs than on one more gradient?
 
-These runs are of version 0.3.0 before rehearsals chose settings as they do
-[today](../../decisions/settings-on-public-records.md), and before whitening by public moments was offered to every
-run; the command computes missing runs only, so a new look takes an empty file. Settings were chosen on public
-records or not at all; defaults of whitened runs were fixed as said below.
+**Answer.** {verdict}
+
+{table}
 
 - **none**: inputs as they are; settings by rehearsals on public records, documented defaults without any.
 - **free**: inputs whitened by the moments of the public records, or by what the schema suggests (of pictures:
@@ -245,13 +240,18 @@ records or not at all; defaults of whitened runs were fixed as said below.
 - **least squares**: all in one sum of second moments of inputs and labels, then ridge regression with a penalty
   as large as the noise (Gaussian noise of the size that the market's sum would have).
 
-Whitened runs take documented defaults, the same for every task. Differences are paired over seeds, with 95 %
-intervals (Student's t). Those defaults were fixed after prototypes on some of these tasks, so that part of what
-whitened columns gain over **none** may be theirs; **free** and **moments** share them.
+Each cell: {rounds} rounds under aggregate trust, honest share 2/3, a linear model, up to {seeds} seeds, which
+vary split, bids, noise and public records, alike in all columns. Money: 5 a round for tables, 20 for pictures
+(centred gradients). Differences are paired over seeds, with 95 % intervals (Student's t).
 
-{table}
+**Limits.** Settings were chosen on public records or not at all. Whitened runs take documented defaults, which
+were fixed after prototypes on some of these tasks, so part of what they gain over **none** may be due to that;
+**free** and **moments** share them. The runs are of version 0.3.0, before rehearsals chose settings as they do
+[today](../../decisions/settings-on-public-records.md) and before whitening by public moments was offered to
+every run.
 
-{verdict}
+`python -m privmarket_studies.bought_statistics --pictures` computes missing runs (a new look takes an empty
+file) and keeps all of them, with the ε that was spent, in [runs.json](runs.json); `--page` writes this page.
 """
 
 
@@ -292,8 +292,8 @@ def render(folder: Path = FOLDER) -> str:
         lines.append(table_row((*heading, *means, *shown, str(len(common)))))
     verdict = (
         "Without public records the interval of *moments − none* lies above 0 on "
-        f"{_names(better_than_none, tried)}, that of *moments − free* on {_names(better_than_free, tried)}. "
-        f"{sum(map(len, tried.values()))} rows were looked at for each, without a correction for their number."
+        f"{_names(better_than_none, tried)}, that of *moments − free* on {_names(better_than_free, tried)} "
+        f"({sum(map(len, tried.values()))} rows each, without a correction for their number)."
     )
     return _PAGE.format(rounds=ROUNDS, seeds=SEEDS, table="".join(lines).rstrip(), verdict=verdict)
 

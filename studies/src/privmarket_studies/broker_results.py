@@ -31,73 +31,81 @@ _PAGE_AIM_MS, _CLEAR_AIM_SECONDS = 200.0, 60.0
 
 _BIDS = """# The broker, measured
 
-Two cores. *Code* is a digest of the broker's Python files but those of pages and clients
-(`privmarket_studies.torture.runs.broker_code`; words do not count): which code a figure is of. How to run a broker,
-and what it defends against: [run a broker](../../how-to/run-a-broker.md).
+**Question.** How fast is the broker, and what does it survive? How to run one, and what it defends against:
+[run a broker](../../how-to/run-a-broker.md).
+
+Two cores. *Code*, of which a figure is, is a digest of the broker's Python files without those of pages and clients
+(`privmarket_studies.torture.runs.broker_code`; comments do not count).
 
 ## Sealed bids per second
-`privmarket bench broker --bids 0 --callers 16` ([bids.json](bids.json)), over HTTP on SQLite with durable commits
-(WAL, `synchronous=FULL`). *Signed* bids carry an Ed25519 signature that the broker checks; every bid is a leaf of
-the log's tree, whose head is signed with each commit. The bar is {bar:.0f} signed bids a second with sixteen
-callers. *Processor* is what the server process used per answer: a busy machine changes it least. This one
-was otherwise idle.
+Over HTTP on SQLite with durable commits (WAL, `synchronous=FULL`), on an otherwise idle machine. The broker
+checks the Ed25519 signature of a *signed* bid and signs the log's head with each commit. The bar is {bar:.0f}
+signed bids a second with sixteen callers. *Processor*: time of the server process per answer.
+
+`privmarket bench broker --bids 0 --callers 16` ([bids.json](bids.json))
 
 | code | callers | signed a second | p99, ms | unsigned a second | processor, ms (signed, unsigned) | bar |
 |---|---|---|---|---|---|---|
 """
 _CLEARING = """
 ## Other calls while 10,000 bids clear
-`privmarket bench broker --turns 0 --bids 10000` ([clearing-1.json](clearing-1.json) and so on): readers
-of the round, of its page and of their own account, and a bidder in another round, before the round closes and while
-it clears. The bar is a 99th percentile of {bar:.0f} ms. The machine was
-otherwise idle. *Ratio* is that of both p99.
+Readers of the round, of its page and of their own account, and a bidder in another round, before the round
+closes and while it clears, on an otherwise idle machine. The bar is a 99th percentile of {bar:.0f} ms. *Ratio*:
+of both p99.
+
+`privmarket bench broker --turns 0 --bids 10000` ([clearing-1.json](clearing-1.json) and so on)
 
 | code | cleared in, s | calls before | p99 before, ms | calls while clearing | median, ms | p99, ms | ratio |
 |---|---|---|---|---|---|---|---|
 """
 _TAMPERING = """
 ## Tampering
-`python -m privmarket_studies.torture.broker_tampering --postgres` ([tampering.json](tampering.json)), on *{code}*:
-{edits} edits of a market in which every party signs everything, each checked by `broker verify` with what a witness
-saw. *Signed* are entries that the party itself made, the operator's own acts among them; *without effect* leave
-every table that parties live by as it was. tests/studies/torture runs a sample in the suite.
+{edits} edits of a market in which every party signs everything, on *{code}*, each checked by `broker verify`
+with what a witness saw. *Signed* entries are the party's own, the operator's acts among them; *without effect*
+leaves every table that parties live by as it was. tests/studies/torture runs a sample in the suite.
+
+`python -m privmarket_studies.torture.broker_tampering --postgres` ([tampering.json](tampering.json))
 
 | class | edits | found | without effect | signed by the party | missed |
 |---|---|---|---|---|---|
 """
 _OUTSIDER = """
-A second campaign was written from the log's format alone, by somebody who had not read the checks:
-`python -m privmarket_studies.torture.broker_outsider --postgres` ([outsider.json](outsider.json)), on *{code}*:
-{edits} edits.
-Its market also has two operators, bookings that were undone, proposed, approved and declined, webhooks, ended
-sessions, and a log whose key was handed over. *Own* are no forgeries: acts that operators may do in the open, and
-parties' own words; none of them may raise an alarm. *Refused* are edits that SQLite itself does not take. Whether
-a sealed key was exchanged is seen only by a check that has the broker's key.
+A second campaign, of {edits} edits on *{code}*, was written from the log's format alone, without reading the
+checks. Its market also has two operators, bookings that were undone, proposed, approved and declined, webhooks,
+ended sessions, and a log whose key was handed over. *Own*: acts that operators may do in the open, and parties'
+own words, which must not raise an alarm. *Refused*: edits that SQLite itself does not take. Only a check that
+has the broker's key sees whether a sealed key was exchanged.
+
+`python -m privmarket_studies.torture.broker_outsider --postgres` ([outsider.json](outsider.json))
 
 | class | edits | found | without effect | own | refused | missed | false alarms |
 |---|---|---|---|---|---|---|---|
 """
 _ROUND = """
 ## One large round
-`privmarket bench broker --turns 0 [--bids N] [--varied] [--database …]`: closed, delivered and settled over HTTP
-while callers keep reading, and bidding in another round; bids were placed before. *Alike*: four different caps,
-nothing sold before. *Varied*: every seller has its own cap, most have a past. The aim: pages under {aim:.0f} ms.
-Rounds of 20,000 bids and more are cleared in a process of its own; whoever closes such a round is answered before
-its auction is held, and *cleared in* counts until the round is cleared. A million bids are copied into PostgreSQL's
-tables, not placed one by one. Of *earlier* code no digest was kept.{million}
+Closed, delivered and settled over HTTP while callers keep reading, and bidding in another round; bids were
+placed before. *Alike*: four different caps, nothing sold before. *Varied*: every seller has its own cap, most
+have a past. The aim is pages under {aim:.0f} ms. Rounds of 20,000 bids and more are cleared in a process of
+their own: whoever closes one is answered before its auction is held, and *cleared in* counts until the round is
+cleared. A million bids are copied into PostgreSQL's tables, not placed one by one.{million} Of *earlier* code
+no digest was kept.
+
+`privmarket bench broker --turns 0 [--bids N] [--varied] [--database …]`
 
 | | {heads} |
 |---|{rules}|
 """
 _KILLS = """
 ## Killed and restarted
+Servers under eight bidders and a buyer are killed with `kill -9` at random moments and started again: {kills:,}
+kills, {bids:,} acknowledged bids in all. Bids are signed, every other round has bids that are sealed and
+revealed and updates that travel sealed, and one seller's updates are always rejected, disputed and ruled on.
+Two brokers on one database are killed in turn; with *pauses* one of them is stopped for 13 s (SIGSTOP) before
+each kill, and the other must go on. Checked after each run: no acknowledged bid or key lost, none taken twice,
+no round paid out twice, escrow + balances = deposits to the micro-unit, the replay of everything agrees.
+
 `python -m privmarket_studies.torture.broker_kill --kills N --seed S [--postgres] [--brokers 2 [--pause]]`
-([kills.json](kills.json)): servers under eight bidders and a buyer are killed with `kill -9` at random moments and
-started again. Bids are signed, every other round has bids that are sealed and revealed and updates that travel
-sealed, and one seller's updates are always rejected, disputed and ruled on. Two brokers on one database are killed
-in turn; with *pauses* one of them is stopped for 13 s (SIGSTOP) before each kill, and the other must go on. After
-each run: no acknowledged bid or key lost, none taken twice, no round paid out twice, escrow + balances = deposits
-to the micro-unit, the replay of everything agrees. In all: {kills:,} kills, {bids:,} acknowledged bids.
+([kills.json](kills.json))
 
 | code | database | brokers | runs | kills | bids | settled | reveals | disputes | sealed | pauses | verdict |
 |---|---|---|---|---|---|---|---|---|---|---|---|
@@ -108,18 +116,20 @@ its transaction after ten seconds, unless it stands in the middle of a COPY (50 
 """
 _SIMULATED = """
 ## Simulated
+The same code through crashes at any statement, retries, duplicates, reordering and clock jumps: {rounds:,}
+rounds, {crashes:,} crashes. Invariants are checked after every step, everything is replayed now and then; a
+seed replays exactly.
+
 `python -m privmarket_studies.torture.broker_simulation --rounds N --seed S [--postgres]`
-([simulation.json](simulation.json)): the same code through crashes at any statement, retries, duplicates,
-reordering and clock jumps, invariants checked after every step, everything replayed now and then; a seed replays
-exactly. In all: {rounds:,} rounds, {crashes:,} crashes.
+([simulation.json](simulation.json))
 
 | code | database | rounds | requests | crashes | verdict |
 |---|---|---|---|---|---|
 """
 _FUZZ = """
 ## Fuzzed
-`python -m privmarket_studies.torture.broker_fuzz --examples N [--postgres]` ([fuzz.json](fuzz.json)): schemathesis
-over every operation as every role, well formed and not.
+Schemathesis over every operation as every role, well formed and not:
+`python -m privmarket_studies.torture.broker_fuzz --examples N [--postgres]` ([fuzz.json](fuzz.json)).
 
 | code | database | requests | answers | verdict |
 |---|---|---|---|---|
@@ -280,9 +290,9 @@ def _million(columns: list[Run]) -> str:
     """Whether the largest round that is kept met the aim of the issue."""
     took = [c["clear_seconds"] for c in columns if c["bids"] >= 1_000_000]
     if not took:
-        return "\nNone is kept, so the aim of a minute is not shown to be met."
+        return " None is kept, so the aim of a minute is not shown to be met."
     met = "met" if max(took) <= _CLEAR_AIM_SECONDS else "missed"
-    return f"\nTheir aim, {_CLEAR_AIM_SECONDS:.0f} s, was {met}."
+    return f" Their aim, cleared in {_CLEAR_AIM_SECONDS:.0f} s, was {met}."
 
 
 def _wait(latency: dict[str, float] | None) -> str:

@@ -27,7 +27,7 @@ from privmarket_studies.federated_runs import (
     curve_name,
 )
 from privmarket_studies.federated_selection import render_selection
-from privmarket_studies.free_baseline import best_text, own_records_line
+from privmarket_studies.free_baseline import best_text
 from privmarket_studies.kept_weights import KeptResult, read_run
 from privmarket_studies.page_text import accuracy_text, largest_spent, table_row
 from privmarket_studies.reproduce.statistics import DECIDED, compare
@@ -36,22 +36,18 @@ Kept = dict[str, list[KeptResult]]
 
 _HEAD = """# Federated runs that were kept
 
-Valid record-level DP unless the mode says otherwise: every sale is (ε, δ = 1e-5)-DP for each record of its client.
-100 clients, 50 of money a round, 200 rounds, Uniform distribution, unless the command says otherwise. Test
-accuracy, mean ± standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first
-weights and the noise). How the settings were chosen is said below. *Buyer's own records alone*: what the records
-that no client holds give on the same features, for nothing and at ε = 0 ([how](../free-baseline/README.md)), by the
-model that cross-validation on them chose (the `literal` run trains on pixels).
+**Question.** How do settings of a market compare, on the same clients and in trainings with valid record-level DP?
 
-These runs compare one setting of a market with another. They do not say what a market is worth to a buyer who uses
-its own records: [what money buys](../what-money-buys/README.md) does, with settings chosen on public records alone.
-The paper's algorithm for all its rounds, by its own rule: [the paper, literally](../literal/README.md).
+Every sale is (ε, δ = 1e-5)-DP for each record of its client, unless the mode says otherwise. 100 clients, 50 of
+money a round, 200 rounds, Uniform distribution, unless the command says otherwise. Test accuracy, mean ±
+standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first weights and
+the noise). *Buyer's own records alone*: the [free baseline](../free-baseline/README.md) on the same features
+(the `literal` run trains on pixels).
 
-**Settings were chosen in a former way**: candidates were trained on the clients' records, which no ε here counts,
-and compared on records that no client holds ([what remains of that](../../decisions/validation-records.md)).
-
-Made by `python -m privmarket_studies.federated_runs docs/results/federated/runs`, rendered by
-`python -m privmarket_studies.federated_results docs/results/federated`; the files are in [runs](runs).
+**Limits.** Settings were chosen [in a former way](#how-the-settings-were-chosen), by trainings on the clients'
+records that no ε here counts. What a market is worth beside own records: [what money
+buys](../what-money-buys/README.md). The paper's algorithm by its own rule: [the paper,
+literally](../literal/README.md).
 
 """
 _COLUMNS = table_row(
@@ -82,39 +78,44 @@ MNIST, α = 0.1, persistent types; the same sellers and noise, other weights. Po
 )
 _CURVE = (
     """
-## Does the curve learned for the P2 error earn its keep?
-MNIST, α = 0.1, persistent types, a small budget. The threshold rule buys all that the cheapest clients offer; the
-P2 curve (learned for H = 0.2) buys from more clients, less from the dearer ones. Points of accuracy against the
-posted price, """
+## Is the curve learned for the P2 error better at a small budget?
+MNIST, α = 0.1, persistent types. The posted price buys all that the cheapest clients offer; the P2 curve
+(learned for
+H = 0.2) buys from more clients, less from the dearer ones. Points of accuracy, """
     + DECIDED
-    + """. At 50
-a round [RQ4](../rq4/README.md) has both, as `mean-field-menu` and `mfg-menunet`.
+    + """. At 50 a round [RQ4](../rq4/README.md) has both, as `mean-field-menu` and `mfg-menunet`.
 
 | budget a round | rule | accuracy | seeds | sellers a round | ε bought a round | against the posted price |
 |---|---|---|---|---|---|---|
 """
 )
 _HETEROGENEITY = """
-What P2 weighs against each other, measured along a training on the validation records
-(`python -m privmarket_studies.federated_heterogeneity FILE`): clients' gradients differ much in the first
-rounds and little afterwards, so one H for a whole run cannot be right for all of it. P2 also looks at one round
-alone, while noise averages out over rounds and a missing class does not.
+H along a training on the validation records (`python -m privmarket_studies.federated_heterogeneity FILE`): clients'
+gradients differ much in the first rounds and little afterwards, so one H cannot be right for a whole run. P2 also
+looks at one round alone, while noise averages out over rounds and a missing class does not.
 
 """
 _SELECTION = """
 ## How the settings were chosen
-5,000 records of each training file belong to no client. Candidates trained on the clients' records, which no ε
-above counts ([why that matters](../../decisions/validation-records.md)), and were compared on the 5,000, on seeds
-that no run above uses (`python -m privmarket_studies.federated_selection
-docs/results/federated/selection/selection.json`); the best, in bold, is what `privmarket federate` takes by
-itself, and what `mnist-0.5-wallet-8` takes. Where the comparison starts is not free of test records: one full-batch
-step a round, momentum, averaging and the first candidate's rates date from an earlier search on test accuracy. All
-that was changed since, and every choice in the table, was decided on validation records.
+Candidates trained on the clients' records ([why that matters](../../decisions/validation-records.md)) and were
+compared on 5,000 records of each training file that no client holds, with seeds that no run above uses. The
+best, in bold, is what `privmarket federate` takes by itself, and what `mnist-0.5-wallet-8` takes. The
+comparison's start is not free of test records: one full-batch step a round, momentum, averaging and the first
+candidate's rates date from an earlier search on test accuracy. All changes since, and every choice in the
+table, were decided on validation records. Runs with a cap have the wallets of
+[RQ4](../rq4/README.md#under-a-lifetime-cap).
 
-Runs with a cap were computed with wallets that watch one measure of cost, μ² with all of δ (`Wallet(cap,
-expected=…)`). A wallet now watches [several](../../decisions/wallet-watches-several-measures.md) unless told
-otherwise, and sells about 2 % fewer full-batch releases within the same cap.
+    python -m privmarket_studies.federated_selection docs/results/federated/selection/selection.json
 
+"""
+_COMMANDS = """
+## The commands
+`python -m privmarket_studies.federated_runs docs/results/federated/runs` makes the runs, which are in
+[runs](runs), and `python -m privmarket_studies.federated_results docs/results/federated` this page. Each run by
+itself:
+
+| run | command of seed 0 |
+|---|---|
 """
 _RULE_NAMES = {
     "posted": "posted price (`mfg-menunet`, total ε)",
@@ -126,19 +127,18 @@ def render(folder: Path) -> str:
     """The page's text, from the kept runs below `folder`."""
     kept = load(folder / "runs")
     main = "".join(_row(run, kept[run.name]) for run in (*PROMISED, *BESIDE) if run.name in kept)
-    commands = "".join(f"- `{run.name}`: `{command_of(run, 0)}`\n" for run in KEPT if run.name in kept)
+    commands = "".join(table_row([run.name, f"`{command_of(run, 0)}`"]) for run in KEPT if run.name in kept)
     return "".join(
         [
             _HEAD,
             _COLUMNS,
             main,
-            f"\n{own_records_line(('mnist', 'fashion-mnist', 'cifar10'), 'local')}\n",
             _missing(folder / "runs"),
             _AGGREGATION + _aggregation_rows(kept),
             _CURVE + _curve_rows(kept),
             _HETEROGENEITY + render_heterogeneity(folder / "selection" / "heterogeneity.json"),
             _SELECTION + render_selection(folder / "selection" / "selection.json"),
-            "\n## The commands\nThose of seed 0; other seeds differ in the last number.\n\n" + commands,
+            _COMMANDS + commands,
         ]
     )
 

@@ -24,20 +24,20 @@ from privmarket._files import write_atomically
 _ROUND = """# What a private round costs
 
 ## Time
-`privmarket bench federate --clients {clients} --before CHECKOUT`: a round of {clients} clients × {records} records,
-784 numbers each, MLP 784-128-64-10, batch 32, one epoch, processor seconds of one thread. Contenders take turns,
-{turns} each, and the median turn counts. {runs} separate runs in fresh processes
-({files}); below, the median of the runs and, behind it, the
-smallest and the largest. The runs followed one another on a busy machine of two cores.
+A round of {clients} clients × {records} records of 784 numbers, MLP 784-128-64-10, batch 32, one epoch,
+processor seconds of one thread. Contenders take turns, {turns} each, and the median turn counts; the table has
+the median of {runs} separate runs in fresh processes, with the smallest and the largest, one after the other on
+a busy machine of two cores.
+
+`privmarket bench federate --clients {clients} --before CHECKOUT` ({files})
 
 | contender | seconds | over our private round |
 |---|---|---|
 """
 _AIMS = """
-Exact sums and noise are included everywhere. Accounting is timed by the clock on the wall, all else in processor
-time. *before* is the tree before the release kernel (e7818cb): float32 noise on float32 sums; *one step* takes all
-records, *several steps* are the round above. Which aims cannot be met, and why:
-[one engine](../../decisions/one-gradient-engine.md).
+Exact sums and noise are included. Accounting is in wall time, all else in processor time. *before*: the tree
+before the release kernel (e7818cb), with float32 noise on float32 sums. *One step* takes all records, *several
+steps* are the round above. Why some aims cannot be met: [one engine](../../decisions/one-gradient-engine.md).
 
 | | median | runs | aim |
 |---|---|---|---|
@@ -51,10 +51,10 @@ _BARS = {
 }
 _STEP_PAGE = """
 ## One full-batch step
-`privmarket bench federate --clients {clients} --before CHECKOUT`: one step of each client on its {records} records;
-the MLP, a CNN of two convolutions on 32 × 32 × 3, a transformer block (width 64, 32 tokens). *Plain* is an ordinary
-backward pass on the same rows, the fastest of three lengths of batches; the best of {turns} turns counts.
-Runs: {files}.
+One step of each client on its {records} records: the MLP, a CNN of two convolutions on 32 × 32 × 3, a
+transformer block (width 64, 32 tokens). *Plain*: an ordinary backward pass on the same rows, the fastest of
+three lengths of batches; the best of {turns} turns counts. `privmarket bench federate --clients {clients}
+--before CHECKOUT` ({files})
 
 | | median | runs | aim |
 |---|---|---|---|
@@ -76,8 +76,8 @@ _GROWTH = """
 """
 _MEMORY = """
 ## Memory
-`privmarket bench memory`: two whole rounds in a fresh process, every client with 600 records of 784 numbers, all
-of them selling, the same MLP ([memory.json](memory.json)). The aim was less than 4 GB with 1,000 clients.
+Two whole rounds in a fresh process, every client with 600 records of 784 numbers, all of them selling, the same
+MLP; the aim was less than 4 GB with 1,000 clients. `privmarket bench memory` ([memory.json](memory.json))
 
 | clients | peak memory, GB | of which the records | above the first row, MB per client |
 |---|---|---|---|

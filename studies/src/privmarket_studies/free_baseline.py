@@ -111,37 +111,32 @@ def own_records_line(datasets: Sequence[str], trust: str, folder: Path = FOLDER)
         if row is None:
             said.append(f"{dataset} {NOT_COMPUTED}")
             continue
-        tested = {model["name"]: f"{100 * model['test']:.1f} %" for model in row["models"]}
-        best = row["models"][0]["name"]
-        others = ", ".join(f"{name} {figure}" for name, figure in tested.items() if name != best)
-        said.append(f"{dataset} **{tested[best]}** ({best}; {others})")
-    return f"Buyer's own records alone, on the same features, for nothing and at ε = 0: {'; '.join(said)}."
+        best = row["models"][0]
+        said.append(f"{dataset} **{100 * best['test']:.1f} %** ({best['name']})")
+    return f"Buyer's own records alone, on the same features, for nothing and at ε = 0: {', '.join(said)}."
 
 
 _HEAD = f"""# What the buyer's own records give for nothing
 
-The buyer keeps back some labelled records that no client holds: every twelfth of MNIST's and Fashion-MNIST's
-training files, every tenth of CIFAR-10's and of the digits'. A model of these records alone costs no money and no
-client's privacy. Every accuracy of a bought model has to be read beside it: what a market sells is worth what it
-adds.
+**Question.** What does a model of the buyer's own records reach, without money and without any client's privacy? A
+bought model is worth what it adds to that.
 
-The same public features as in the market's runs (what is recommended under each trust), three plain models, all
-hyper-parameters by five-fold cross-validation on the kept-back records alone (one division into folds, seed 0;
-there is no other draw of the kept-back records, so no interval). The best of them by cross-validation is in bold;
-the test records were used for the last column only.
+Own records are some that no client holds: every twelfth of MNIST's and Fashion-MNIST's training files, every
+tenth of CIFAR-10's and of the digits'. Three plain models on the public features of the market's runs,
+hyper-parameters by five-fold cross-validation on the own records alone (one division into folds, seed 0; there
+is no other draw of own records, so no interval). The best by cross-validation is in bold; test records were
+used for the last column only.
 
-Made by `{COMMAND}`, with `privmarket.tasks.own_records_alone`.
+`{COMMAND}` makes this page, with `privmarket.tasks.own_records_alone`.
 
 | data set | features | under | own records | model | by cross-validation | on the test records |
 |---|---|---|---|---|---|---|
 """
 _NOTES = """
-Cross-validation on MNIST's kept-back records lies above the figure on its test records. A likely reason: records of
-one writer fall into several folds, while the test file is by other writers.
-
-The kept-back records were also used to choose rates and rounds of the market's runs, so the comparison is between
-a buyer that trains on its records and one that only tunes on them. A warm start from the buyer's own model, which
-would use them for both, is in [what money buys](../what-money-buys/README.md).
+On MNIST cross-validation lies above the test figure, probably because records of one writer fall into several
+folds and the test file is by other writers. The market's runs with fixed settings used these records only to
+choose rates and rounds. Runs that also start from the buyer's own model: [what money
+buys](../what-money-buys/README.md).
 """
 
 

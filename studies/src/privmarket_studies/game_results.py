@@ -20,7 +20,6 @@ import numpy as np
 from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
-from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.nash_gap_study import SIZES, Measure, NashGapReport, recorded_time
 from privmarket_studies.solver_comparison import AFTER, MethodRow, Methods, Shared
 
@@ -157,15 +156,8 @@ def render_nash_gap(report: NashGapReport) -> str:
         cell = report["proxy"][f"{name}/{clients}"]
         return float(np.mean(cell["regret"]) / np.mean(cell["mean_payment"]))
 
-    def strong(name: str, clients: int) -> float:
-        cases = load(shipped(name), name).facts["measured"]["cases"]
-        found = [case for case in cases if (case["scenario"], case["clients"]) == (setting["scenario"], clients)]
-        return float(found[0]["regret_share"])
-
-    setting = report["setting"]
     return _filled(
         "nash-gap.md",
-        strong=strong,
         share=share,
         limit=limit,
         slope=slope,

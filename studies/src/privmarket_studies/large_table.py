@@ -186,23 +186,23 @@ def page(kept: dict[str, Figures]) -> str:
         "# How long a large table takes",
         "",
         f"A CSV of {ROWS:,} rows, {len(header())} columns and {CLIENTS:,} clients, of whom a hundred hold one row; "
-        f"{OWN_ROWS:,} records of the buyer's own and {TEST_ROWS:,} to test on; a linear model. Made by `python -m "
-        "privmarket_studies.large_table make FOLDER`, measured by `… measure FOLDER`, reading included. A command "
-        "computes in one thread, so on a machine that does nothing else its processor time is how long you wait. "
-        "Sign of life is the first line on the terminal; other work slowed it down.",
+        f"{OWN_ROWS:,} records of the buyer's own and {TEST_ROWS:,} to test on; a linear model. Commands run in "
+        "one "
+        "thread, reading included, so on an idle machine processor time is waiting time. *Sign of life*: the first "
+        "line on the terminal, slowed down here by other work. `python -m privmarket_studies.large_table make "
+        "FOLDER` "
+        "makes the table, `… measure FOLDER` the figures.",
         "",
-        "| command | processor time | peak memory | sign of life |",
-        "|---|---|---|---|",
+        "| run | processor time | peak memory | sign of life | command |",
+        "|---|---|---|---|---|",
     ]
     for name in COMMANDS:
         if name in kept:
             one = kept[name]
             lines.append(
                 f"| {name} | {one['processor_seconds'] / 60:.1f} min | {one['peak_megabytes'] / 1000:.1f} GB"
-                f" | {one['first_output_seconds']:.1f} s |"
+                f" | {one['first_output_seconds']:.1f} s | `{one['command']}` |"
             )
-    lines.append("")
-    lines.extend(f"- {name}: `{kept[name]['command']}`" for name in COMMANDS if name in kept)
     return "\n".join(lines) + "\n"
 
 

@@ -35,7 +35,6 @@ from privmarket_studies.make_weights import (
 )
 from privmarket_studies.reproduce.cache import read_bundle
 from privmarket_studies.reproduce.document import Results
-from privmarket_studies.reproduce.markets import UNTRAINED
 from privmarket_studies.reproduce.statistics import Measured
 
 # Networks that ship, and the markets in which each is attacked.
@@ -111,11 +110,12 @@ def render(folder: Path) -> str:
     """The page, from the shipped weights and the files of the folder."""
     parts = [
         "# Learned mechanisms, measured",
-        "Rendered by `python -m privmarket_studies.learned_results` from the metadata of the weights that ship "
-        "and the files beside this page; what the figures mean is in `../../theory/learned-mechanisms.md`.",
+        "**Question.** What do the networks that ship buy, and what do they leave to misreports? Before training: "
+        "[RQ1](../rq1/README.md#what-training-adds). What the figures mean: "
+        "[learned mechanisms](../../theory/learned-mechanisms.md). "
+        f"`{COMMANDS['comparison']}` renders this page from the metadata of the weights and the files beside it.",
         _measured(folder),
         _misreports(_read(folder, "misreports")),
-        _before_training(folder),
         _comparison(_read(folder, "comparison")),
         _tuning(_read(folder, "tuning")),
         _frontier(_read(folder, "frontier")),
@@ -177,31 +177,14 @@ def _measured(folder: Path) -> str:
     ]
     text = (
         "## Regret and value\n\nThe strong attack: a grid of 41 × 20 over (v, ε) with neighbours of other bids, "
-        "and 20 starts of ascent; client by client the worst counts. Regret is the mean gain over the mean pay, "
-        "as on every page; a rule promises the largest of its rows with a quarter on top, because other samples "
-        "differ. Value is measured in more markets than are attacked. Made by "
-        "`python -m privmarket_studies.make_weights NAME`; the rows of `mfg-regretnet` with 1,000 clients "
-        "are from [RQ1](../rq1/README.md), where the markets in which the budget binds stand apart."
+        "and 20 starts of ascent; client by client the worst counts. Regret is as in [RQ1](../rq1/README.md); a "
+        "rule "
+        "promises the largest of its rows with a quarter on top, because other samples differ. Value is measured "
+        "in "
+        "more markets than are attacked. `python -m privmarket_studies.make_weights NAME`; the rows of "
+        "`mfg-regretnet` with 1,000 clients are RQ1's."
     )
     return f"{text}\n\n{_table(header, rows)}{_unmeasured()}"
-
-
-def _before_training(folder: Path) -> str:
-    """The network of `mfg-regretnet` as its training starts, beside the one that ships."""
-    cells = _rq1(folder)
-    where = {"scenario": "uniform", "clients": 100, "budget": 50}
-    rows = []
-    for name in (UNTRAINED, "mfg-regretnet"):
-        regret = cells.measured("mean", "regret", mechanism=name, attack="strong", **where)
-        bought = cells.measured("fluid_ratio", "efficiency", mechanism=name, **where)
-        if regret is not None and bought is not None:
-            rows.append([f"`{name}`", regret.text(".3%"), bought.text(".3f")])
-    lead = (
-        "## Before training\n\nThe network starts from a ladder of menus that was built by hand. That ladder is "
-        "a mechanism by itself. Uniform, N = 100, B = 50, mean ± std over seeds, the markets and the attack of "
-        "[RQ1](../rq1/README.md). What training adds is the difference between the rows."
-    )
-    return f"{lead}\n\n{_table(['network', 'regret / pay', 'of the fluid bound'], rows)}"
 
 
 def _misreports(rows: list[MisreportRow]) -> str:
@@ -228,16 +211,19 @@ def _misreports(rows: list[MisreportRow]) -> str:
     share = int(100 * share) / 100  # "or more" holds only if it is rounded down
     apart = max(row["certified_largest"] / row["reached_largest"] for row in bounded)
     lead = (
-        "## What a single client gains\n\nEvery client of every market attacked as above, at the budgets above; "
-        "gains over the mean pay. *At most*: upper bounds on misreports of v alone "
-        "([how](../../theory/fluid-bound.md)): no report gains more. *Apart*: the bound on the largest gain over a "
-        "gain that was reached. Untrained starts are not bounded, and attention, which takes half a minute a "
-        "market, only in the rows of few markets. A "
-        "rule's promise is about the mean; the most that one client gains is many times that. For misreports of v "
-        f"the strong attack found {share:.0%} of the bound on the mean, or more (least for `{worst['mechanism']}`, "
-        f"{worst['scenario']}), and the bound on the largest gain is at most {apart:.2f} times a gain that was "
-        "reached. Rows `:untrained` are the networks before training: what learning adds is the difference. Made "
-        f"by `{MISREPORTS}`."
+        "## What a single client gains\n\nA rule's promise is about the mean; the most that one client gains is "
+        "many "
+        "times that. Every client of every market is attacked as above, at the budgets above; gains over the mean "
+        "pay. *At most*: no misreport of v alone gains more ([how](../../theory/fluid-bound.md)). *Apart*: the "
+        "bound "
+        "on the largest gain over a gain that was reached. For misreports of v the strong attack found "
+        f"{share:.0%} of the bound on the mean, or more (least for `{worst['mechanism']}`, {worst['scenario']}), "
+        "and "
+        f"the bound on the largest gain is at most {apart:.2f} times a gain that was reached. Networks before "
+        "training "
+        "(`:untrained`) are not bounded, and attention, which takes half a minute a market, only in the rows of "
+        "few "
+        f"markets. `{MISREPORTS}`"
     )
     header = [
         "rule",
@@ -302,11 +288,13 @@ def _tuning(rows: list[TuningRow]) -> str:
     steps = max(row["settings"]["steps"] for row in rows)
     lead = (
         f"## How the networks were tuned\n\nTrainings of {steps} steps, judged by one attack in markets that no "
-        "training saw (fewer points and starts than the strong one); means over the three distributions. Every "
-        f"setting is in `tuning.json`. Made by `{COMMANDS['tuning']}`. Multipliers for groups were chosen in a "
-        "longer run, in which those of `mfg-regretnet` climbed in the smallest groups and cost value; in trials "
-        "this short the two differ little. What was tried for `mfg-regretnet` before was not kept in this form; "
-        "what it led to is on the theory page."
+        "training saw (fewer points and starts than the strong one); means over the three distributions. "
+        "Multipliers "
+        "for groups were chosen in a longer run, in which those of `mfg-regretnet` climbed in the smallest groups "
+        "and "
+        "cost value. What was tried for `mfg-regretnet` before was not kept in this form. Every setting is in "
+        "`tuning.json`: "
+        f"`{COMMANDS['tuning']}`"
     )
     header = ["network", "trial"]
     for clients in sizes:
@@ -335,7 +323,7 @@ def _frontier(rows: list[FrontierRow]) -> str:
     ]
     lead = (
         "## What regret buys\n\nShort trainings for one market (Uniform, N = 10, B = 5) that differ in the "
-        f"multiplier λ of the regret; grid and ascent. Made by `{COMMANDS['frontier']}`."
+        f"multiplier λ of the regret; grid and ascent. `{COMMANDS['frontier']}`"
     )
     shown = _table(["λ in training", "regret / pay", "of the fluid bound"], table)
     return f"{lead}\n\n{shown}\n\n![Value against regret](frontier.png)"
@@ -391,7 +379,7 @@ def _speed(report: dict[str, float]) -> str:
     ]
     lead = (
         f"## Speed\n\n`{COMMANDS['speed']}`, one thread, ratios within one run. The first and the fourth row lie "
-        "at their aims: of several runs on this shared machine some fell on the other side."
+        "at their aims; some of several runs on this shared machine fell on the other side."
     )
     return f"{lead}\n\n{_table(['figure', 'measured', 'aim'], rows)}"
 

@@ -96,13 +96,18 @@ def page(rows: list[MarketRow]) -> str:
     lines = [
         "# Small markets: how far is each rule from the best truthful one?",
         "",
-        "Half a unit of money per client. Types lie on a grid of six valuations and two offers that stands for "
-        "each distribution. The optimum is the most ε that any rule buys in expectation which is truthful in v, "
-        "pays at least the cost and keeps the budget on *every* profile; "
-        "[how it is computed](../../theory/fluid-bound.md). Every "
-        f"profile was cleared, so there is no sampling error. Computed by `{COMMAND}`.",
+        "**Question.** How much of the optimum does each rule buy from two to four clients? The optimum is the "
+        "most ε "
+        "that any rule buys in expectation which is truthful in v, pays at least the cost and keeps the budget on "
+        "*every* profile ([how it is computed](../../theory/fluid-bound.md)).",
         "",
-        "A ratio above 1 is only possible for a rule that breaks one of these promises; the table says which.",
+        f"**Answer.** {_answer(rows)} A ratio above 1 is only possible for a rule that breaks a promise; the notes "
+        "say "
+        "which.",
+        "",
+        "Half a unit of money per client. Types lie on a grid of six valuations and two offers that stands for "
+        "each "
+        f"distribution. Every profile was cleared, so there is no sampling error: `{COMMAND}`.",
         "",
     ]
     for distribution in dict.fromkeys(row["law"] for row in rows):
@@ -126,6 +131,19 @@ def page(rows: list[MarketRow]) -> str:
         lines.append(table_row(["*optimum, ε*", *both, "truthful in v and in withheld ε"]))
         lines.append("")
     return "\n".join(line.rstrip("\n") for line in lines)
+
+
+def _answer(rows: list[MarketRow]) -> str:
+    """What rules without a note buy at most, and what the exact mean-field menu buys."""
+    names = [rule["rule"] for rule in rows[0]["rules"]]
+    clean = [name for name in names if not _notes([_of(row, name) for row in rows])]
+    ratios = {name: [_of(row, name)["ratio"] for row in rows] for name in clean}
+    if not clean:
+        return "No rule keeps every promise."
+    best = max(clean, key=lambda name: max(ratios[name]))
+    menu = ratios.get("mean-field-menu")
+    said = f", the exact `mean-field-menu` {min(menu):.2f} to {max(menu):.2f}" if menu else ""
+    return f"Rules that keep every promise buy at most {max(ratios[best]):.2f} of it (`{best}`){said}."
 
 
 def _of(row: MarketRow, name: str) -> RuleRow:

@@ -267,7 +267,6 @@ def render(folder: Path = FOLDER) -> str:
     kept = read(folder)
     columns = ("pictures", "way", "own records alone, %", "bought, %", "against the first row [95 %]", "seeds")
     text = table_row(columns) + table_row(["---"] * len(columns))
-    edge: set[str] = set()
     for dataset in SETS:
         by_way: dict[str, dict[int, Any]] = {
             name: {seed: kept[key] for seed in SEEDS if (key := f"{dataset} {name} {seed}") in kept}
@@ -283,19 +282,14 @@ def render(folder: Path = FOLDER) -> str:
             own, after = (100 * np.mean([run[field] for run in runs.values()]) for field in ("own", "bought"))
             pair = compare(*({s: 100 * run["bought"] for s, run in by_way[w].items()} for w in (name, "usual")))
             against = "the reference" if name == "usual" or pair is None else pair.words("+.1f")
-            text += table_row((dataset, way.says, f"{own:.1f}", f"{after:.1f}", against, str(len(runs))))
             edges = (f"{LENGTHS[0]:g}", f"{LENGTHS[-1]:g}")
-            if any(
+            at_edge = any(
                 run["tried"][x] > max(v for k, v in run["tried"].items() if k not in edges)
                 for run in runs.values()
                 for x in edges
-            ):
-                edge.add(f"{dataset}, {way.says}")
-    said = (
-        "In some run the best step was at an edge of those tried: " + "; ".join(sorted(edge)) + "."
-        if edge
-        else "The best step lay inside those tried in every run."
-    )
+            )
+            bought = f"{after:.1f}{' †' if at_edge else ''}"
+            text += table_row((dataset, way.says, f"{own:.1f}", bought, against, str(len(runs))))
     return _PAGE.format(
         own=OWN,
         stand_in=f"{STAND_IN:,}",
@@ -303,7 +297,6 @@ def render(folder: Path = FOLDER) -> str:
         features=" and ".join(f"`{features}` on {name}" for name, (features, _) in SETS.items()),
         lengths=len(LENGTHS),
         table=text.rstrip(),
-        said=said,
         filters=FILTERS,
         widths=", ".join(f"{width}" for width in WIDTHS),
         steps=STEPS,
@@ -328,26 +321,28 @@ def _gains(kept: dict[str, Any]) -> str:
 
 _PAGE = """# Ways that were tried
 
-Ways of buying more with the same ε, each of them changed alone. Pictures are the 5,000 of each set that no client
-and no test holds: {own} as the buyer's, {stand_in} in the clients' place with the noise that all their records
-would get at a lifetime ε of {epsilon} (secure sum, two thirds honest), and 1,000 to measure on. A linear model on
-{features}; clip norm a quarter of a long gradient. For every way the best of {lengths} lengths of steps is shown,
-looked up on the 1,000, which flatters all ways alike. No figure here is one of a market, and nothing was tuned on
-clients' or test records. Seeds are other divisions into three, and other noise. Whitening is a plainer
-form of the product's: one floor under all directions.
+**Question.** Which ways of training buy more with the same ε, each of them changed alone?
 
-    python -m privmarket_studies.ways_tried measure
-    python -m privmarket_studies.ways_tried page
+**Answer.** None of the ways that need no new features: starting from the buyer's own model is what counts, the
+division of ε over rounds and the number of rounds hardly matter. A second layer of made-up patches may add
+about two points on CIFAR-10.
+
+Pictures are the 5,000 of each set that no client and no test holds: {own} as the buyer's, {stand_in} in the
+clients' place with the noise that all their records would get at a lifetime ε of {epsilon} (secure sum, two
+thirds honest), and 1,000 to measure on. A linear model on {features}; clip norm a quarter of a long gradient.
+Every way is shown with the best of {lengths} lengths of steps, looked up on the 1,000, which flatters all ways
+alike. No figure here is one of a market, and nothing was tuned on clients' or test records. Seeds are other
+divisions into three, and other noise. Whitening is a plainer form of the product's: one floor under all
+directions.
 
 {table}
 
-{said}
+†: in some run the best step was at an edge of those tried.
 
 ## Features from images that nobody owns
-Ways on CIFAR-10 that stand beside the study's features or instead of them use 1,400 numbers made from scenes
-drawn at random: overlapping shapes with gradients and gratings, each seen in two windows and two colourings. No
-picture of a data set enters. `python -m privmarket_studies.made_up_features` trains the network again, in about
-two minutes of one core.
+On CIFAR-10 ways *beside* the study's features or *instead* of them use 1,400 numbers made from scenes drawn at
+random: overlapping shapes with gradients and gratings, each seen in two windows and two colourings. No picture
+of a data set enters.
 
 - *A second layer of patches* is not trained: {filters} random patches of the maps that the shipped patches make
   of scenes, evened out, with the same soft threshold and quarters.
@@ -359,26 +354,30 @@ Points over the first row, by division:
 
 {gains}
 
-Beside the study's features the second layer helped in every division where inputs are whitened, by about two
-points, which three divisions cannot tell from chance for sure; more numbers of the first layer alone do not. On
-inputs as they are it helps in some divisions and harms in others (its row above, and that of the study's
-features on inputs as they are). The buyer's own records gain, too, and that is free of charge. A division
-measures on 1,000 pictures: two points in one of them are little more than chance, and another draw of the
-patches moves them as much. The network is better for having learned, adds less than the second layer, and alone
-is far behind it. [TangEtAl2023] train far larger networks on images of random processes, for far longer; what
-that would give here is not known.
+On whitened inputs the second layer helped in every division, by about two points, which three divisions cannot
+tell from chance for sure; more numbers of the first layer do not help. On inputs as they are it helps in some
+divisions and harms in others. The buyer's own records gain, too, for nothing. A division measures on 1,000
+pictures, where two points are little more than chance, and another draw of the patches moves them as much. The
+network that has learned adds less than the second layer. [TangEtAl2023] train far larger ones on images of
+random processes, for far longer; what that would give here is not known.
 
-Drafts, whose runs were not kept, looked at the same three divisions: another draw of the second layer from
-scenes gave +1.4, +3.4 and +2.6 points; 1,024 patches in place of {filters}, with as many numbers in the end,
-+2.0, +2.0 and +1.8 (the best of four lengths). The closed form of contrast for a linear map (scaling down the
-directions in which two views of a scene differ), on patches alone in one division, gave between -0.4 and +0.8
-points on whitened inputs and +0.6 to +0.8 on inputs as they are; on the second layer alone -0.5 and +2.0.
+Drafts on the same three divisions, whose runs were not kept: another draw of the second layer gave +1.4, +3.4
+and +2.6 points; 1,024 patches in place of {filters}, with as many numbers in the end, +2.0, +2.0 and +1.8 (the
+best of four lengths). The closed form of contrast for a linear map (scaling down the directions in which two
+views of a scene differ), on patches alone in one division, gave -0.4 to +0.8 points on whitened inputs and +0.6
+to +0.8 on inputs as they are; on the second layer alone -0.5 and +2.0.
 
 ## Elsewhere, and not tried
-Bought second moments, and least squares as one sale, are measured on whole markets in [bought
-statistics](../bought-statistics/README.md). The patches of made-up images that the study uses on CIFAR-10 are
-explained with its [features](../../decisions/public-whitening.md). Not tried, for want of processor time: a
-network trained for longer than minutes, and a convolution trained on top of scattering.
+Bought second moments, and least squares as one sale: [bought statistics](../bought-statistics/README.md).
+Patches of made-up images: [features](../../decisions/public-whitening.md). Not tried, for want of processor
+time: a network trained for longer than minutes, and a convolution trained on top of scattering.
+
+## Commands
+The second trains the network again, in about two minutes of one core.
+
+    python -m privmarket_studies.ways_tried measure
+    python -m privmarket_studies.made_up_features
+    python -m privmarket_studies.ways_tried page
 """
 
 

@@ -129,7 +129,7 @@ def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     steps = next((r.cell.config["steps"] for r in results.all("training")), 0)
     blocks: list[Block] = [
-        prose("ablations-set-up", steps=steps),
+        prose("ablations-set-up", answer=_learned(results).markdown, steps=steps),
         Figure("ablations-training", _CAPTION, lambda: _draw(results)),
         _training_table(results),
         Text("## The shipped recipes with other seeds"),
@@ -140,9 +140,6 @@ def render(results: Results) -> ResultPage:
         Text("## Clients that look ahead"),
         prose("ablations-strategic"),
         _strategic_table(results),
-        Text("## A service floor"),
-        fairness.floor_table(results),
-        _learned(results),
         *failure_text(results),
     ]
     return ResultPage("ablations", TITLE, blocks)

@@ -93,7 +93,7 @@ def _cell(
 def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
-        prose("beliefs-set-up"),
+        prose("beliefs-set-up", answer=_learned(results).markdown),
         Figure("beliefs-drift", _DRIFT, lambda: _draw(results)),
         Text("## Told one distribution, met by another"),
         *(_told_and_true(results, figure) for figure in ("fluid_ratio", "over_budget", "regret")),
@@ -103,7 +103,6 @@ def render(results: Results) -> ResultPage:
         _few(results),
         Text("## Networks trained on one distribution"),
         _trained(results),
-        _learned(results),
         *failure_text(results),
     ]
     return ResultPage("beliefs", TITLE, blocks)

@@ -58,20 +58,22 @@ def render(results: Results) -> ResultPage:
         return ResultPage("collusion", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     config = found[0].cell.config if found else results.outdated[0].cell.config
     blocks: list[Block] = [
-        prose("collusion-set-up", clients=config["clients"], budget=config["budget"], markets=config["markets"]),
+        prose(
+            "collusion-set-up",
+            answer=_learned(results).markdown,
+            **{name: config[name] for name in ("clients", "budget", "markets")},
+        ),
         Figure("collusion-size", _CAPTION, lambda: _draw(results)),
         _table(results),
-        _learned(results),
         *failure_text(results),
     ]
     return ResultPage("collusion", TITLE, blocks)
 
 
 _CAPTION = (
-    "Gain of a coalition over what its members are paid when all are truthful, mean over coalitions, markets and "
-    "seeds; a gain of 0 (`pac` in twos) has no place on this scale. In the table only: `jsam`, which one misreport "
-    "beats already, `vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the "
-    "menu."
+    "Gain of a coalition over its members' truthful pay, mean over coalitions, markets and seeds; a gain of 0 "
+    "(`pac` in twos) has no place on this scale. In the table only: `jsam`, which one misreport beats already, "
+    "`vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the menu."
 )
 _ALIKE = ("vcg", "mfg-menunet")
 

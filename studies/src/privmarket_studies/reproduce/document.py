@@ -59,6 +59,7 @@ class Table:
     Attributes:
         name: the stem of its CSV file.
         caption: what is shown, over how many seeds.
+        linked: whether the page links the CSV file instead of showing the rows.
 
     Raises:
         UnexplainedGapError: a cell is empty or a bare dash.
@@ -68,6 +69,7 @@ class Table:
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    linked: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:

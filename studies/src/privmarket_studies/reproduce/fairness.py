@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,16 +56,13 @@ def _cell(rule: str, settings: dict[str, object], distribution: str, budget: int
 def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
-        prose("fairness-set-up", seeds=results.seeds, floors=FLOORS),
+        prose("fairness-set-up", answer=_learned(results).markdown, seeds=results.seeds, floors=FLOORS),
         Figure("fairness-fifths", _CAPTION, lambda: _draw(results)),
-        *(
-            _table(results, distribution, figure)
-            for distribution in DISTRIBUTIONS
-            for figure in ("sell", "epsilon", "pay")
-        ),
+        *(_table(results, "uniform", figure) for figure in _WORDS),
+        Text("LogNormal:"),
+        *(replace(_table(results, "lognormal", figure), linked=True) for figure in _WORDS),
         Text("## What floors change"),
         floor_table(results),
-        _learned(results),
         *failure_text(results),
     ]
     return ResultPage("fairness", TITLE, blocks)
@@ -129,7 +127,7 @@ def _learned(results: Results) -> Text:
     floor = FLOORS["mfg-menunet, service floor"]
     return prose(
         "fairness-learned",
-        excluded=", ".join(f"`{rule}`" for rule in excluded),
+        excluded=excluded,
         served=", ".join(f"`{rule}`" for rule in served),
         floor=last("mfg-menunet", floor),
         plain=last("mfg-menunet", {}),

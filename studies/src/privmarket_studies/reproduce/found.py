@@ -79,14 +79,6 @@ def _money(results: Results) -> dict[str, str]:
     for trust in money.TRUSTS:
         for reading, word in (("first", "half"), ("from there on", "kept")):
             texts[f"{word}_{trust}"] = money_page.money_for(found, money.CURVE, trust, 0.5, reading)
-        points = money_page.curve_points(found, money.CURVE, trust)
-        for place, word in ((0, "least"), (-1, "most")):
-            texts[f"{trust}_{word}_paid"] = NOT_COMPUTED
-            texts[f"{trust}_{word}_gain"] = NOT_COMPUTED
-            if points:
-                runs = points[place][1]
-                texts[f"{trust}_{word}_paid"] = f"{np.mean([run['spent'] for run in runs.values()]):,.1f}"
-                texts[f"{trust}_{word}_gain"] = money_page.gain_text(runs)
     texts["ratio"] = money_page.ratio_for(found, money.CURVE, 0.5)
     texts["kept_ratio"] = money_page.ratio_for(found, money.CURVE, 0.5, "from there on")
     texts |= dict(

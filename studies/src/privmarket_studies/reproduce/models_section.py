@@ -21,8 +21,9 @@ _ROWS = (*MODEL_ROWS, "no-dp")
 _NAMES = {"no-noise": "no noise, the menu's sellers"}
 _TITLES = {"mlp": "MNIST, MLP on pixels", "cnn": "CIFAR-10, CNN"}
 _CAPTION = (
-    "Accuracy by round, α = 0.5, mean over seeds, band: ± std; dashed: without noise. The paper's Figs. 6 and 7, "
-    "panels (a) and (b), draw such curves; its images are missing from its source."
+    "Accuracy by round, α = 0.5, mean over seeds, band: ± std; dashed: without noise. As the paper's Figs. 6 and "
+    "7, "
+    "(a) and (b)."
 )
 
 

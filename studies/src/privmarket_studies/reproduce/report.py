@@ -35,8 +35,9 @@ def _block(block: Block) -> str:
     if isinstance(block, Text):
         return block.markdown.strip()
     if isinstance(block, Table):
-        return block.markdown()
-    return f"![{block.caption}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
+        return f"- [{block.caption}]({block.name}.csv)" if block.linked else block.markdown()
+    shown = re.split(r"[.;:] (?=\D)", block.caption)[0]  # the caption itself follows
+    return f"![{shown}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
 
 
 def _in_words(text: str, page: str, keep: Callable[[str], bool]) -> str:
@@ -125,7 +126,7 @@ def _html(block: Block, folder: Path) -> str:
     if isinstance(block, Text):
         # Links between pages lead to sections of this file.
         text = _in_words(block.markdown, folder.name, lambda target: not target.startswith("../../"))
-        return str(reader.render(text.replace("/README.md", "").replace("](../", "](#")))
+        return str(reader.render(re.sub(r"\]\(\.\./([\w-]+)/README\.md(#[\w-]+)?\)", r"](#\1)", text)))
     if isinstance(block, Table):
         return f'<div class="scroll">{reader.render(block.markdown())}</div>'
     picture = (folder / f"{block.name}.svg").read_text(encoding="utf-8")

@@ -159,7 +159,7 @@ def render(results: Results) -> ResultPage:
     levels = [r.result["levels"] for r in attacked if r.result]
     tried = max(level[attack]["reports"] for level in levels if attack in level)
     blocks: list[Block] = [
-        prose("rq1-set-up", attack=attack, tried=f"{tried:,}"),
+        prose("rq1-set-up", answer=_learned(results, main[0]).markdown, attack=attack, tried=f"{tried:,}"),
         Figure("rq1-mean", _MEAN, lambda: _bars(results, main)),
         Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main)),
         *(_table(results, *setting) for setting in main),
@@ -169,7 +169,6 @@ def render(results: Results) -> ResultPage:
         Text("## How the figure grows with the attack"),
         Figure("rq1-strength", _STRENGTH, lambda: _growth(results, main[0])),
         _growth_table(results, main[0]),
-        _learned(results, main[0]),
         *failure_text(results),
     ]
     return ResultPage("rq1", TITLE, blocks)
@@ -178,14 +177,15 @@ def render(results: Results) -> ResultPage:
 TITLE = "RQ1: what does a misreport gain?"
 _MEAN = "The paper's Fig. 4 (a): mean gain from the best misreport found, mean ± std over seeds."
 _CLIENTS = (
-    "The paper's Fig. 4 (b): gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th "
-    f"percentile; on top: share of clients with a misreport that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as "
-    "a diamond."
+    "The paper's Fig. 4 (b): gains client by client, all seeds; box: quartiles, whiskers: 5th and 95th percentile; "
+    "on "
+    f"top: share of clients that gain; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond."
 )
 _STRENGTH = (
     "Mean gain found against misreports tried per client, mean ± std over seeds. Each level also tries what the "
-    "weaker ones try. Dashed: the one seed that also met the strongest attack, by itself. In the table only: rules "
-    "whose line runs beside another."
+    "weaker ones try. Dashed: the one seed that also met the strongest attack. Rules whose line runs beside "
+    "another "
+    "are in the table only."
 )
 
 
@@ -426,9 +426,9 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     clients, distribution, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
-        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack "
-        f"({NOT_LISTED}: the strongest level is for {', '.join(_STRONGEST)} only, {_SLOW} met none above quick); "
-        "seeds: "
+        f"{distribution}, N = {clients}, B = {budget}: mean gain over mean payment, by attack ({NOT_LISTED}: not "
+        "attacked at "
+        "that level); seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )
     return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 misreports)", *head], body)
@@ -442,7 +442,7 @@ def _learned(results: Results, setting: Setting) -> Text:
     net = means.get("mfg-regretnet")
     mine = _seeds_of(results, "mfg-regretnet", setting)
     others = [
-        f"against `{rule}` ({_share(means[rule])}) {found.words('+.3%')}"
+        f"against `{rule}` ({_share(means[rule])}) {found.text('+.3%')}"
         for rule in ("regretnet", "dm-regretnet", "regretformer")
         if (found := compare(mine, _seeds_of(results, rule, setting))) is not None
     ]
@@ -470,7 +470,7 @@ def _over_offer_words(results: Results, setting: Setting) -> str:
         more = results.measured("mean_with_valuation", "over-offer", mechanism=rule, **_where(*setting))
         less = _main(results, "mean", rule, setting)
         if more is not None and less is not None and more.mean > 0:
-            said.append(f"{_share(more)} against `{rule}`, where the promised direction gives {_share(less)}")
+            said.append(f"{_share(more)} against `{rule}` ({_share(less)} with smaller offers)")
     return "; ".join(said)
 
 
@@ -481,7 +481,7 @@ def _growth_words(levels: dict[str, tuple[float, Measured]]) -> dict[str, str] |
     seeds = max(measured.seeds for _, measured in levels.values())
     whole = [(name, measured) for name, (_, measured) in levels.items() if measured.seeds == seeds]
     (_, weak), (last, strong) = whole[0], whole[-1]
-    factor = f"{strong.mean / weak.mean:.1f} times as much" if weak.mean > 0 else "where the paper's finds nothing"
+    factor = f"a factor of {strong.mean / weak.mean:.1f}" if weak.mean > 0 else "nothing"
     return {"weak": _share(weak), "strong": _share(strong), "level": last, "factor": factor}
 
 

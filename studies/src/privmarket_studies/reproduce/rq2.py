@@ -73,7 +73,7 @@ def _config(rule: str, clients: int, seconds: float) -> dict[str, object]:
 def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
-        prose("rq2-set-up", seeds=results.seeds),
+        prose("rq2-set-up", answer=_learned(results).markdown, seeds=results.seeds),
         Figure("rq2-auction", _AUCTION, lambda: _draw(results)),
         _time_table(results),
         _memory_table(results),
@@ -83,7 +83,6 @@ def render(results: Results) -> ResultPage:
         prose("rq2-deviations"),
         Figure("rq2-deviations", _DEVIATIONS, lambda: _draw_deviations(results)),
         _deviation_table(results),
-        _learned(results),
         *failure_text(results),
     ]
     return ResultPage("rq2", TITLE, blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from privmarket._figures import line_look, new_figure
@@ -74,23 +75,27 @@ def render(results: Results) -> ResultPage:
     markets = {record.cell.config["markets"] for record in results.records}
     rounds = f"{min(markets):,}" if markets else "no"
     blocks: list[Block] = [
-        prose("rq3-set-up", seeds=results.seeds, markets=rounds),
+        prose("rq3-set-up", answer=_learned(results).markdown, seeds=results.seeds, markets=rounds),
         Text("## The paper's table beside ours"),
         _paper_table(results),
         _reasons(results),
         Text("## What a budget buys"),
         Figure("rq3-fluid-ratio", _caption(results), lambda: _draw(results)),
     ]
-    blocks += [_table(results, "uniform", clients, budget) for clients in reversed(SIZES) for budget in BUDGETS]
-    blocks += [
+    tables = [_table(results, "uniform", clients, budget) for clients in reversed(SIZES) for budget in BUDGETS]
+    tables += [
         _table(results, distribution, 100, b)
         for distribution, budgets in OTHER_DISTRIBUTIONS.items()
         for b in budgets
     ]
-    blocks += [_learned(results), *failure_text(results)]
+    blocks += [table for table in tables if table.name in _SHOWN]
+    blocks += [Text("The other settings:"), *(replace(t, linked=True) for t in tables if t.name not in _SHOWN)]
+    blocks += failure_text(results)
     return ResultPage("rq3", TITLE, blocks)
 
 
+# One table of each distribution, and one of ten clients; the others are linked.
+_SHOWN = ("rq3-uniform-n100-b50", "rq3-uniform-n10-b10", "rq3-bimodal-n100-b50", "rq3-lognormal-n100-b100")
 _COLUMNS = (
     "mechanism",
     "R",
@@ -212,7 +217,6 @@ def _learned(results: Results) -> Text:
         menu=ratio("mean-field-menu"),
         share=ratio("proportional-share"),
         net=ratio("mfg-regretnet"),
-        attention=ratio("regretformer"),
         pac=ratio("pac"),
         jsam=ratio("jsam"),
         small=ratio("mean-field-menu", 10, 10),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privmarket_studies.free_baseline import own_records, own_records_line
+from privmarket_studies.free_baseline import own_records
 from privmarket_studies.reproduce import rq4_figures
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
@@ -31,8 +31,7 @@ def render(results: Results) -> ResultPage:
     if runs.main is None:
         return ResultPage("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     blocks: list[Block] = [
-        prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
-        Text(f"{own_records_line(_SETS, 'local')} ([How](../free-baseline/README.md).)"),
+        prose("rq4-set-up", answer=_learned(runs).markdown, main=runs.main, seeds=runs.seeds),
         Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
         _final_table(runs),
         *_same_runs(runs),
@@ -53,21 +52,20 @@ def render(results: Results) -> ResultPage:
         prose("rq4-nash"),
         Figure("rq4-nash", _NASH, lambda: rq4_figures.nash(results)),
         _nash_table(results),
-        _learned(runs, results),
         *failure_text(results),
     ]
     return ResultPage("rq4", TITLE, blocks)
 
 
 _CURVES = (
-    "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind; the "
-    "others run beside one of these. The paper's Fig. 6 (a), (b); its images are missing from its source."
+    "Test accuracy against rounds, mean over seeds; bands: one standard deviation; one rule of each kind. The "
+    "paper's Fig. 6 (a), (b), whose images are missing from its source."
 )
 _CIFAR = "CIFAR-10, the paper's Fig. 7 (b): mean over seeds; bands: one standard deviation."
 _FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over seeds, dots: seeds."
 _NASH = (
-    "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds. The "
-    "paper's Figs. 6 and 7 (c), (d)."
+    "Gain from leaving the solved strategy over the mean payment; bars: standard error. The paper's Figs. 6 and 7 "
+    "(c), (d)."
 )
 
 
@@ -114,7 +112,7 @@ def _same_runs(runs: Runs) -> list[Block]:
         found = [r for alpha in ALPHAS for r in runs.records(row, alpha)]
         alike.setdefault(tuple(x for r in found for x in (r["accuracy"], r["mean_epsilon"])), []).append(row)
     groups = [", ".join(f"`{row}`" for row in rows) for figures, rows in alike.items() if figures and len(rows) > 1]
-    words = "bought the same ε from the same clients in every run, so that their models are the same."
+    words = "bought the same ε from the same clients in every run."
     return [Text(f"{group} {words}") for group in groups]
 
 
@@ -133,7 +131,7 @@ def _paper_table(runs: Runs) -> Table:
         rows.append([*texts, f"`{ours}`"])
     heads = [f"{d}, α = {a}" for d, a in (("MNIST", 0.5), ("MNIST", 0.1), ("CIFAR-10", 0.5))]
     columns = ("row", *(text for head in heads for text in (f"{head}: paper", "ours")), "our rule")
-    ours_text = f"Ours: {runs.main_text()}; CIFAR-10 as below; mean ± std over {runs.seeds} seeds"
+    ours_text = f"Ours: as above, CIFAR-10 as below; mean ± std over {runs.seeds} seeds"
     caption = f"Final accuracy in per cent. Paper: {source.where}. {ours_text}"
     return Table("rq4-paper", caption, columns, rows)
 
@@ -164,7 +162,7 @@ def _matched_table(runs: Runs) -> Table:
         "mean ε, matched: least – most of all rounds",
         "accuracy matched, %",
     )
-    caption = f"α = 0.1, as bought and matched, {runs.main_text()}; {runs.seeds_text('matched')}"
+    caption = f"α = 0.1, as bought and matched; {runs.seeds_text('matched')}"
     return Table("rq4-matched", caption, columns, rows)
 
 
@@ -197,9 +195,7 @@ def _money_table(runs: Runs) -> Table:
         "points above chance per 1,000 money",
         f"money until {target:.1%}",
     )
-    caption = (
-        f"α = 0.5, {runs.main_text()}; {target:.1%} is 95 % of No-DP's accuracy; mean ± std over {runs.seeds} seeds"
-    )
+    caption = f"α = 0.5; {target:.1%} is 95 % of No-DP's accuracy; mean ± std over {runs.seeds} seeds"
     return Table("rq4-money", caption, columns, rows)
 
 
@@ -216,7 +212,7 @@ def _wallet_table(runs: Runs) -> Table:
         ]
         rows.append([row, _per_cent(free, runs.absent(row)), *texts])
     columns = ("mechanism", "no cap", *(f"cap {cap:g} (largest total ε spent)" for cap in caps))
-    caption = f"Accuracy in per cent, α = 0.5, {runs.main_text()}; {runs.seeds_text('capped')}"
+    caption = f"Accuracy in per cent, α = 0.5; {runs.seeds_text('capped')}"
     return Table("rq4-wallet", caption, columns, rows)
 
 
@@ -292,7 +288,7 @@ def _beside_own_records(runs: Runs) -> list[tuple[str, str, str, bool]]:
     return found
 
 
-def _learned(runs: Runs, results: Results) -> Text:
+def _learned(runs: Runs) -> Text:
     def best(rows: list[str]) -> tuple[str, Measured] | None:
         found = [(row, m) for row in rows if row != "no-dp" and (m := runs.measured("accuracy", row, 0.1))]
         return max(found, key=lambda pair: pair[1].mean) if found else None
@@ -311,8 +307,6 @@ def _learned(runs: Runs, results: Results) -> Text:
     bought = {row: m for row in runs.rows if row != "no-dp" and (m := runs.measured("mean_epsilon", row, 0.1))}
     most = max(bought, key=lambda row: bought[row].mean) if bought else None
     loses = most is not None and severe is not None and most != severe[0] and most not in tied
-    net, menu = (runs.measured("accuracy", row, 0.1) for row in ("mfg-regretnet", "mean-field-menu"))
-    slope = rq4_figures.slope_text(results, "iid", "mean-field-menu")
     return prose(
         "rq4-learned",
         severe=None if severe is None else (severe[0], _per_cent(severe[1])),
@@ -322,12 +316,9 @@ def _learned(runs: Runs, results: Results) -> Text:
         most=(most, bought[most].text(".2f"), _per_cent(runs.measured("accuracy", most, 0.1)))
         if most and loses
         else None,
-        net=_per_cent(net),
-        menu=_per_cent(menu),
         relation=_difference(runs, "mfg-regretnet", "mean-field-menu"),
         plain=_per_cent(runs.measured("accuracy", "no-dp", 0.1)),
         literal=runs.literal(),
         alone=(alone := _beside_own_records(runs)),
         none_more=not any(more for _, _, _, more in alone),
-        slope=None if slope == rq4_figures.TOO_FEW_SEEDS else slope,
     )

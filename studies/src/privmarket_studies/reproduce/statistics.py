@@ -56,9 +56,7 @@ def interval(difference: Measured, level: float = 0.95) -> tuple[float, float]:
     return difference.mean - half, difference.mean + half
 
 
-DECIDED = (
-    "differences seed by seed [95 %], in bold where the interval leaves 0 out; elsewhere these seeds cannot tell"
-)
+DECIDED = "differences seed by seed [95 %], in bold where the interval leaves 0 out (elsewhere seeds cannot tell)"
 
 
 @dataclass(frozen=True)

@@ -38,19 +38,18 @@ def block(results: Results, folder: str = "") -> str:
     parts = [
         f"![What each rule buys, and what a misreport gains]({folder}{NAME}.png)",
         "*100 clients, budget 50, Uniform distribution: ε bought over the fluid bound (the most that one list of "
-        "unit prices for everybody buys among many clients), and the mean gain from the best misreport that "
-        f"thousands of tries per client found, over the mean payment ({bought}; misreports: {misreports}; "
-        "hatched: breaks the budget). "
-        "Rules that promise anything in ε promise it for offers of less than a client has; offers of more count "
-        f"only where the client can still deliver what is bought ([both directions]({folder}rq1/README.md)). "
-        f"Commands and settings: [RQ1]({folder}rq1/README.md) to [RQ4]({folder}rq4/README.md). "
+        "unit prices for everybody buys among many clients), and the mean gain from the best misreport found "
+        f"([how]({folder}rq1/README.md)), over the mean payment ({bought}; misreports: {misreports}; hatched: "
+        "breaks "
+        "the budget). Promises in ε are about smaller offers only; offers of more count where the client can still "
+        f"deliver what is bought. Commands and settings: [RQ1]({folder}rq1/README.md) to "
+        f"[RQ4]({folder}rq4/README.md). "
         f"[All results]({folder}README.md).*",
         _table(results).markdown().partition("\n\n")[2],
         "*`:untrained` is the network of `mfg-regretnet` as its training starts, a ladder of menus built by hand. "
-        "The settings behind the last column were chosen by trainings on the clients' records, which no ε counts "
-        f"([what that means]({folder}../decisions/validation-records.md)), and it is to be read beside what is "
-        "free: "
-        f"{_first_lower(own_records_line(('mnist',), 'local'))} [How]({folder}free-baseline/README.md). "
+        "The last column's settings were chosen by trainings on the clients' records, which no ε counts "
+        f"([what that means]({folder}../decisions/validation-records.md)). To be read beside it: "
+        f"{_first_lower(own_records_line(('mnist',), 'local'))} ([How]({folder}free-baseline/README.md).) "
         f"{_spent_privacy(results, folder)}*",
     ]
     return "\n\n".join(parts) + "\n"
@@ -65,8 +64,8 @@ def _spent_privacy(results: Results, folder: str) -> str:
     least, most = (by(spent, key=lambda rule: spent[rule].mean) for by in (min, max))
     return (
         f"In its {runs.main.rounds} rounds the client that sells most spends a lifetime ε of "
-        f"{spent[least].mean:.0f} (`{least}`) to {spent[most].mean:.0f} (`{most}`), δ = 1e-5; what a market adds "
-        f"to own records under a small lifetime ε is in [what money buys]({folder}what-money-buys/README.md)."
+        f"{spent[least].mean:.0f} (`{least}`) to {spent[most].mean:.0f} (`{most}`), δ = 1e-5; for small ones see "
+        f"[what money buys]({folder}what-money-buys/README.md)."
     )
 
 

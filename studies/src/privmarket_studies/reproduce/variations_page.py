@@ -34,12 +34,12 @@ def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = _Found(results)
     blocks: list[Block] = [
-        prose("variations-set-up"),
+        prose("variations-set-up", answer=_learned(found).markdown),
         Text(f"{own_records_line(('mnist', 'cifar10'), 'local')} ([How](../free-baseline/README.md).)"),
         Text("## The price of truthfulness, under both trusts"),
         Figure("variations-trust", _TRUST, lambda: _draw(found)),
         _trust_table(found),
-        _trust_words(found),
+        prose("variations-trust-words"),
         Text("## Clients that learn, clients that look ahead"),
         prose("variations-strategies"),
         _learning_table(found),
@@ -53,7 +53,6 @@ def render(results: Results) -> ResultPage:
         _scale_table(found),
         Text("## The paper's models"),
         *models_section.blocks(results),
-        _learned(found),
         *failure_text(results),
     ]
     return ResultPage("variations", TITLE, blocks)
@@ -140,14 +139,6 @@ def _trust_table(found: _Found) -> Table:
     return Table("variations-trust", caption, columns, rows)
 
 
-def _trust_words(found: _Found) -> Text:
-    def price(row: str, trust: str, budget: float) -> str:
-        a, b = (found.by_seed("accuracy", r, {"trust": trust}, budget=budget) for r in (row, "jsam"))
-        return _difference(a, b)
-
-    return prose("variations-trust-words", price=price, low=runs.BUDGETS[0], high=runs.BUDGETS[1])
-
-
 def _learned(found: _Found) -> Text:
     def price(row: str, strategy: str) -> str:
         plans: list[dict[str, object]] = [{"strategy": way} for way in ("truthful", "learning")]
@@ -158,8 +149,11 @@ def _learned(found: _Found) -> Text:
     def against(row: str, plan: dict[str, object]) -> str:
         return _difference(found.by_seed("accuracy", row, plan), found.by_seed("accuracy", row))
 
+    def trust_price(row: str, trust: str, budget: float) -> str:
+        a, b = (found.by_seed("accuracy", r, {"trust": trust}, budget=budget) for r in (row, "jsam"))
+        return _difference(a, b)
+
     computed = all(found.by_seed("accuracy", row, {"strategy": "learning"}) for row in ("jsam", "mean-field-menu"))
-    weighted = all(found.by_seed("accuracy", "mean-field-menu", {"aggregation": w}) for w in ("epsilon", "optimal"))
     measured = all(found.by_seed("accuracy", "mean-field-menu", plan) for plan in runs.CLIENTS.values())
     return prose(
         "variations-learned",
@@ -168,7 +162,8 @@ def _learned(found: _Found) -> Text:
         clients=runs.CLIENTS,
         computed=computed,
         measured=measured,
-        weighted=weighted,
+        trust_price=trust_price,
+        low=runs.BUDGETS[0],
     )
 
 

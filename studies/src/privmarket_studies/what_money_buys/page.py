@@ -76,7 +76,7 @@ def render(results: Results) -> ResultPage:
     markets = (study.DIGITS,) if found.quick else (*study.PICTURES, *study.TABLES)
     curves = (study.DIGITS,) if found.quick else (study.CURVE,)
     blocks: list[Block] = [
-        prose("money-set-up"),
+        prose("money-set-up", answer=None if found.quick else answer(found)),
         Figure("money", caption(found, curves[0]), lambda: draw_curve(found, curves[0])),
         Text("## Within a lifetime limit"),
         prose("money-capped", one_test_set="" if found.quick else one_test_set(found)),
@@ -96,7 +96,7 @@ def render(results: Results) -> ResultPage:
             prose("money-baselines"),
             baseline_table(found),
             Text("## A sceptic's free baseline"),
-            sceptic_text(found),
+            prose("money-sceptic"),
             sceptic_table(found),
             copies_table(found),
             Text("## How many records the buyer has"),
@@ -220,26 +220,35 @@ def one_test_set(found: Found) -> str:
         return ""
     half = [196.0 * ((d - d**2) / _TEST_PICTURES) ** 0.5 for d in means]
     return (
-        f" All seeds of a set of pictures share its {_TEST_PICTURES:,} test pictures: another test set would move "
+        f" All seeds of a set of pictures share its {_TEST_PICTURES:,} test pictures; another test set would move "
         f"these gains by {min(half):.2f} to {max(half):.2f} points or more (95 %), which the intervals do not "
         "contain."
     )
 
 
+def answer(found: Found) -> dict[str, str]:
+    """The figures of the page's answer: at a lifetime ε of 1, and for half of the distance on the curve."""
+    texts = {
+        trust: money_for(found, study.CURVE, trust, 0.5)  # as in the table of money for shares
+        for trust in study.TRUSTS
+    }
+    for name, market in (("mnist", study.MNIST), ("cifar", study.CIFAR)):
+        texts[name] = gain_text(found.runs(market.capped(1.0)))
+        texts[f"{name}_left"] = left_text(found, market, 1.0)
+    return texts
+
+
 def first_look_text(found: Found) -> Block:
-    """Why two of the tables are there, and what they came to."""
+    """Why two of the tables are there, and what they gain as they were fixed at first."""
     markets = {"benefits": study.BENEFITS, "insured": study.INSURED}
     return prose(
         "money-first-look",
         **{
             name: {
-                "name": market.name,
                 "public": market.where["public"],
-                "gains": " and ".join(gain_text(found.runs(market.capped(wallet))) for wallet in study.WALLETS),
                 "fixed": " and ".join(
                     gain_text(found.runs(study.as_fixed(market.capped(wallet)))) for wallet in study.WALLETS
                 ),
-                "shares": " and ".join(share_at(found, market, wallet) for wallet in study.WALLETS),
             }
             for name, market in markets.items()
         },
@@ -427,9 +436,8 @@ def half_table(found: Found, markets: tuple[Market, ...]) -> Table:
                 rows.append([market.name, f"{share:.0%}", reading, *texts, ratio, worst])
     return Table(
         "money-half",
-        "Money for a share of the distance from own records to all records without privacy: where the curve first "
-        "reaches it, and from where on it stays there; between points on a logarithmic scale, and an upper limit "
-        "where the least sum that was tried reaches it already",
+        "Money for a share of the distance from own records to all records without privacy (interpolated on a "
+        "logarithmic scale)",
         (
             *("market", "share of the distance", "reached", "aggregate", "local"),
             "local over aggregate [95 %, seeds resampled]",
@@ -487,8 +495,7 @@ def worst_case_table(found: Found, markets: tuple[Market, ...]) -> Table:
         rows = [[NOT_COMPUTED] * 6]
     return Table(
         "money-worst-case",
-        "Aggregate trust: money for the same releases if a unit of ε is charged as it is left when all other "
-        "sellers collude",
+        "Aggregate trust: money for the same releases if sellers price the worst case, that all others collude",
         (
             "market",
             "offered",
@@ -559,21 +566,6 @@ def sceptic_table(found: Found) -> Table:
     return Table("money-sceptic", f"{market.name}: own records by another library", columns, rows)
 
 
-def sceptic_text(found: Found) -> Block:
-    """What other free models leave of the gains."""
-    return prose(
-        "money-sceptic",
-        left=[
-            {
-                "name": market.name,
-                "gains": " and ".join(left_text(found, market, wallet) for wallet in study.WALLETS),
-                "shares": " and ".join(left_share(found, market, wallet) for wallet in study.WALLETS),
-            }
-            for market in study.PICTURES
-        ],
-    )
-
-
 def _with_copies(found: Found, market: Market) -> dict[int, float]:
     """seed → the better test accuracy of the models of own pictures and their copies."""
     runs = found.runs(study.copies_config(market), study.COPIES)
@@ -626,7 +618,7 @@ def copies_table(found: Found) -> Table:
                     str(len(seeds)),
                 ]
             )
-    copies = ", ".join(f"{study.copies_config(market)['copies']} for {market.name}" for market in study.PICTURES)
+    copies = ", ".join(str(study.copies_config(market)["copies"]) for market in study.PICTURES)
     columns = (
         *("market", "ε ≤", "own records alone", "with copies", "warps chosen for the kernel, by seeds", "bought"),
         *("gain over own records alone [95 %]", "left over the best of all six [95 %]"),
@@ -634,8 +626,9 @@ def copies_table(found: Found) -> Table:
     )
     return Table(
         "money-copies",
-        f"Own pictures with warped copies (of each picture {copies}): accuracy of the best of the study's four "
-        "models and of the better of two with copies, each picked on test records",
+        f"Accuracy of the best of the study's four models, and of the better of two with warped copies ({copies} "
+        "of a "
+        "picture, market by market), each picked on test records",
         columns,
         rows,
     )
@@ -855,8 +848,7 @@ def chosen_table(found: Found, markets: tuple[Market, ...], curves: tuple[Market
         rows = [[NOT_COMPUTED] * 8]
     return Table(
         "money-chosen",
-        "Chosen by rehearsals on public records: of pictures those of seed 0; of tables, where each seed chooses "
-        "for itself, the first seed's choice is shown",
+        "Chosen by rehearsals: of pictures on those of seed 0; of tables the first seed's choice",
         ("run", "rule", "rounds", "server rate", "clip norm", "averaging", "inputs", "rules and rounds rehearsed"),
         rows,
     )
@@ -907,24 +899,23 @@ def caption(found: Found, market: Market) -> str:
         return f"{market.name}: gain against money; {NOT_COMPUTED}."
     seeds = sorted({len(one) for one in runs})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    parts = []
+    parts: list[str] = []
     for trust in study.TRUSTS:
         points = curve_points(found, market, trust)
         if not points:
             continue
         largest = [max(run["epsilon"]["0.667"] for run in runs.values()) for _, runs in points]
-        text = f"{trust} trust: lifetime ε of who sold most {min(largest):.2g} to {max(largest):.2g}, by the point"
+        said = trust if parts else trust.capitalize()
+        text = f"{said} trust: lifetime ε of who sold most {min(largest):.2g} to {max(largest):.2g}, by the point"
         if trust == "aggregate":
             worst = [max(run["epsilon"]["collude"] for run in runs.values()) for _, runs in points]
             text += ", if two thirds of a round's sellers are honest"
             text += f" ({min(worst):.2g} to {max(worst):.3g} if all others collude)"
         parts.append(text)
     return (
-        f"{market.name[0].upper()}{market.name[1:]}: gain in score over what the buyer's own records give for "
-        "nothing, against all the money "
-        f"paid (clients ask between 0 and 1 for a unit of ε, the same under both trusts). {'; '.join(parts)} "
-        f"(δ = 1e-5). Mean and 95 % interval over {over} seeds; every setting was chosen "
-        "on public records, with the same search for both trusts. "
+        f"{market.name[0].upper()}{market.name[1:]}: gain in score over the buyer's own records, against all the "
+        f"money paid. {'; '.join(parts)} "
+        f"(δ = 1e-5). Mean and 95 % interval over {over} seeds. "
         "Dotted: the same releases if sellers charged for the ε that is left when all others collude."
     )
 
