@@ -77,12 +77,15 @@ def _money(results: Results) -> dict[str, str]:
         f"strikes_{wallet:g}_share": money_page.share_at(found, money.STRIKES, wallet) for wallet in money.WALLETS
     }
     for trust in money.TRUSTS:
-        for reading, word in (("first", "half"), ("from there on", "kept")):
-            texts[f"{word}_{trust}"] = money_page.money_for(found, money.CURVE, trust, 0.5, reading)
+        texts[f"half_{trust}"] = money_page.money_for(found, money.CURVE, trust, 0.5)
+        texts[f"beside_{trust}"] = money_page.epsilon_beside(found, money.CURVE, trust, 0.5)
     texts["ratio"] = money_page.ratio_for(found, money.CURVE, 0.5)
-    texts["kept_ratio"] = money_page.ratio_for(found, money.CURVE, 0.5, "from there on")
-    texts |= dict(
-        zip(("central", "sum", "alone"), money_page.equal_epsilon_gains(found, money.CIFAR, 1.0), strict=True)
+    for name, market in (("benefits", money.BENEFITS), ("insured", money.INSURED)):
+        for wallet in money.WALLETS:
+            texts[f"{name}_{wallet:g}_fixed"] = money_page.fixed_text(found, market, wallet)
+    texts["equal_epsilon"] = "\n".join(
+        "| " + " | ".join([market.name, *money_page.equal_epsilon_gains(found, market, 1.0)]) + " |"
+        for market in (money.CIFAR, money.STRIKES, *money.FIRST_LOOKS, money.PUPILS)
     )
     texts["half_worst"] = money_page.money_for(found, money.CURVE, "aggregate", 0.5, "first", "spent_if_worst_case")
     texts["equal"] = "; ".join(

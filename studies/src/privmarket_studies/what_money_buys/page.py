@@ -238,6 +238,11 @@ def answer(found: Found) -> dict[str, str]:
     return texts
 
 
+def fixed_text(found: Found, market: Market, wallet: float) -> str:
+    """The gain of a first look as it was fixed beforehand."""
+    return gain_text(found.runs(study.as_fixed(market.capped(wallet))))
+
+
 def first_look_text(found: Found) -> Block:
     """Why two of the tables are there, and what they gain as they were fixed at first."""
     markets = {"benefits": study.BENEFITS, "insured": study.INSURED}
@@ -246,9 +251,7 @@ def first_look_text(found: Found) -> Block:
         **{
             name: {
                 "public": market.where["public"],
-                "fixed": " and ".join(
-                    gain_text(found.runs(study.as_fixed(market.capped(wallet)))) for wallet in study.WALLETS
-                ),
+                "fixed": " and ".join(fixed_text(found, market, wallet) for wallet in study.WALLETS),
             }
             for name, market in markets.items()
         },
@@ -384,6 +387,17 @@ def money_for(
         return f"not reached for {max(shares)[0]:,.0f}"
     at_most = "at most " if money == min(shares)[0] else ""
     return f"{at_most}{money:,.1f}"
+
+
+def epsilon_beside(found: Found, market: Market, trust: str, share: float) -> str:
+    """The lifetime ε of who sold most at the two points of a curve between which it first reaches a share."""
+    shares = _Shares(found, market, trust).means()
+    reached = [number for number, (_, reaches) in enumerate(shares) if reaches >= share]
+    if not reached:
+        return NOT_COMPUTED
+    points = curve_points(found, market, trust)
+    either_side = [points[number][1] for number in (reached[0] - 1, reached[0]) if number >= 0]
+    return " and ".join(f"{max(run['epsilon']['0.667'] for run in runs.values()):.2g}" for runs in either_side)
 
 
 def ratio_for(found: Found, market: Market, share: float, reading: str = "first") -> str:
@@ -914,7 +928,7 @@ def caption(found: Found, market: Market) -> str:
         parts.append(text)
     return (
         f"{market.name[0].upper()}{market.name[1:]}: gain in score over the buyer's own records, against all the "
-        f"money paid. {'; '.join(parts)} "
+        f"money paid; money is the only limit, no wallet refuses. {'; '.join(parts)} "
         f"(δ = 1e-5). Mean and 95 % interval over {over} seeds. "
         "Dotted: the same releases if sellers charged for the ε that is left when all others collude."
     )
