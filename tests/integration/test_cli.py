@@ -207,9 +207,12 @@ def test_rules_side_by_side(rules):
 
 
 def test_bench_writes_a_figure(tmp_path):
-    done = run("bench", "auction", "--largest", 100, "--out", tmp_path / "out", "--json", cwd=tmp_path)
+    rules = ("--mechanism", "pac", "--mechanism", "mean-field-menu", "--mechanism", "mfg-regretnet")
+    sizes = ("--largest", 100)
+    done = run("bench", "auction", *rules, *sizes, "--out", tmp_path / "out", "--json", cwd=tmp_path)
     data = json.loads(done.stdout)
     assert {row["clients"] for row in data["rows"]} == {10, 100}
+    assert {row["mechanism"] for row in data["rows"]} == {*rules[1::2]}
     assert (tmp_path / "out" / "bench-auction.png").stat().st_size > 10_000
 
 
