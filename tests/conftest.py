@@ -51,7 +51,9 @@ def awkward_budgets(rng: np.random.Generator, markets: int) -> np.ndarray:
 LONG = (
     "integration/test_flower_engines.py::test_a_deployed",
     "browser/test_dashboard.py::test_a_round",
+    "integration/test_plan_command.py::test_plan_resumes",
     "reproduce/test_quick.py",
+    "integration/test_federate_command.py::test_demo",
     "integration/test_flower_engines.py::test_ray",
     "studies/torture/test_broker_fuzz.py",
     "integration/test_flower_command.py::test_an_example",

@@ -49,7 +49,7 @@ class Forked:
         self.process: ForkServerProcess = _context.Process(target=_inside, args=(place, function, arguments))
         self.process.start()
 
-    def end(self, timeout: float = 250) -> subprocess.CompletedProcess[str]:
+    def end(self, timeout: float = 800) -> subprocess.CompletedProcess[str]:
         """Waits for it."""
         self.process.join(timeout)
         if self.process.exitcode is None:

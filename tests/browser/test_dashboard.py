@@ -115,7 +115,11 @@ def axe() -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             subprocess.run(
-                ["npm", "pack", "--silent", AXE], cwd=folder, check=True, capture_output=True, timeout=60
+                ["npm", "pack", "--silent", "--fetch-retries=0", AXE],
+                cwd=folder,
+                check=True,
+                capture_output=True,
+                timeout=60,
             )
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
                 found = package.extractfile("package/axe.min.js")

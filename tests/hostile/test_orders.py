@@ -5,7 +5,6 @@ out, as before there were any.
 """
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -175,10 +174,8 @@ def test_an_unknown_schedule_is_refused_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr("privmarket.privacy._calibration.build_table", never)
     app, jobs, wallet = victims(tmp_path)
-    start = time.perf_counter()
     odd = lambda asked: {"family": ReleaseFamily(0.0417, 33, asked.family.delta)}  # noqa: E731
     result, _ = play(app, tamper=both(odd))
-    assert time.perf_counter() - start < 20
     assert result.declined["1"].startswith("schedule")
     assert (jobs, wallet.statement()) == ([], [])
 

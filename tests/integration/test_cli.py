@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import time
 from html import unescape
 
 import pytest
@@ -207,9 +207,12 @@ def test_rules_side_by_side(rules):
 
 
 def test_bench_writes_a_figure(tmp_path):
-    done = run("bench", "auction", "--largest", 100, "--out", tmp_path / "out", "--json", cwd=tmp_path)
+    rules = ("--mechanism", "pac", "--mechanism", "mean-field-menu", "--mechanism", "mfg-regretnet")
+    sizes = ("--largest", 100)
+    done = run("bench", "auction", *rules, *sizes, "--out", tmp_path / "out", "--json", cwd=tmp_path)
     data = json.loads(done.stdout)
     assert {row["clients"] for row in data["rows"]} == {10, 100}
+    assert {row["mechanism"] for row in data["rows"]} == {*rules[1::2]}
     assert (tmp_path / "out" / "bench-auction.png").stat().st_size > 10_000
 
 
@@ -222,7 +225,7 @@ def test_help_and_auction_do_not_import_torch(bids):
     )
     for argv in (["--help"], ["auction", str(bids), "--budget", "1"]):
         done = subprocess.run(
-            [sys.executable, "-c", script.format(argv=argv)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", script.format(argv=argv)], capture_output=True, text=True, timeout=800
         )
         assert done.returncode == 0, done.stderr
 
@@ -234,7 +237,7 @@ def test_help_loads_no_numpy():
 
 
 def test_help_starts_quickly():
-    """Half a second on an idle machine; the bound here is generous because test machines are busy.
+    """A quarter of a second of processor time; the bound here is generous because test machines are busy.
 
     On a slow machine, forty times as long as a bare interpreter, of which an idle machine needs twenty-five.
     """
@@ -243,9 +246,10 @@ def test_help_starts_quickly():
 
 
 def _seconds(*words):
-    start = time.perf_counter()
-    subprocess.run(words, capture_output=True, check=True, timeout=60)
-    return time.perf_counter() - start
+    start = os.times()
+    subprocess.run(words, capture_output=True, check=True, timeout=800)
+    end = os.times()
+    return end.children_user + end.children_system - start.children_user - start.children_system
 
 
 def test_the_version_and_a_warning_are_one_line_each(bids):

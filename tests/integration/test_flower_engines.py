@@ -57,7 +57,7 @@ client = federation_client(CONFIG)
 """
     app = write_app(tmp_path / "app", code, {"budget": 1.0})
     with Engine(tmp_path, config.clients, simulation=True) as engine:
-        result = engine.run(app, {"budget": config.budget}, timeout_seconds=200.0)
+        result = engine.run(app, {"budget": config.budget}, timeout_seconds=600.0)
     plain = run(config)
     assert plain.records[0].sellers >= 2
     assert result["weights_sha256"] == wire.digest({"weights": plain.weights})
@@ -89,7 +89,7 @@ def test_a_failed_run_names_who_failed_and_shows_the_end_of_its_log(tmp_path):
         os.killpg(node.pid, signal.SIGKILL)
         node.wait()
         with pytest.raises(EngineError) as caught:
-            engine.run(app, timeout_seconds=120.0)
+            engine.run(app, timeout_seconds=600.0)
     text = str(caught.value)
     assert text.startswith("the run ended without a result (see the logs in ")
     assert "node-0 ended by itself with code -9; node-0.log ends:\n  " in text

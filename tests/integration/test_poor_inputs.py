@@ -430,7 +430,7 @@ def test_there_are_more_than_a_hundred():
     assert len(BAD) > 200
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("typed", "words"), BAD.items())
 def test_a_poor_input_ends_in_one_clear_line(typed, words, here, capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["privmarket", *shlex.split(typed)])

@@ -44,7 +44,7 @@ def test_a_rule_of_ones_own_in_auction_and_audit(here):
 def test_a_fresh_interpreter_finds_the_rule_too(here):
     command = [sys.executable, "-m", "privmarket", "auction", "bids.csv", "--budget", "5", "--json"]
     done = subprocess.run(
-        [*command, "--mechanism", "my_rules:posted"], capture_output=True, text=True, cwd=here, timeout=120
+        [*command, "--mechanism", "my_rules:posted"], capture_output=True, text=True, cwd=here, timeout=800
     )
     assert json.loads(done.stdout)["totals"]["epsilon"] == 1.5, done.stderr
 

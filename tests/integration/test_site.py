@@ -28,7 +28,7 @@ def build(folder):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert built.returncode == 0, built.stderr
 

@@ -18,7 +18,7 @@ from privmarket_studies.reproduce.questions import QUESTIONS
 from tests.once import made_once
 
 # The fixture computes everything, and the machine may be busy with other tests.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def run_all(commands: list[list[str]], missing: set[str], folder: Path) -> list[
     """Each command in a process of its own, forked from one in which the missing packages cannot be found."""
     code = WITHOUT.format(missing=sorted(missing), commands=commands)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=240, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=800, check=True
     )
     found = []
     for number, ended in enumerate(done.stdout.split()):

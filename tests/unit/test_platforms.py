@@ -53,7 +53,7 @@ def test_a_wallet_works_without_fcntl(tmp_path):
         "    book.reserve('run/0', 1.0, calibration.ReleaseFamily().event(1.0))\n"
         "assert locked and len(wallet.statement()) == 1\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
 
 
@@ -72,7 +72,7 @@ def test_the_journal_of_sums_has_a_lock_where_there_is_no_fcntl(tmp_path):
         "    assert book.latest('run') is None\n"
         "assert locked\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,9 +13,11 @@ from privmarket.reports._own_records import OwnRecords, own_records_of
 from privmarket.reports._verdict import MisreportCheck
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federation import Federation, OnRound, SimulatedClients, run
+from privmarket.simulation._own_records import OwnModel
 from privmarket.simulation._pool import builtin_task
-from privmarket.simulation._rehearsal import tuned_settings
+from privmarket.simulation._rehearsal import StandIn, tuned_settings
 from privmarket.simulation._result import RunResult
+from privmarket.training import one_thread
 
 PRIVATE = "private, aggregate trust"
 
@@ -72,9 +74,15 @@ def demo_config(seed: int = 0) -> FederationConfig:
     )
 
 
-def tuned(config: FederationConfig) -> FederationConfig:
+def made_up_worlds(config: FederationConfig) -> StandIn:
+    """Worlds that look like the buyer's own digits, and the model of these digits that all runs start from."""
+    with one_thread():
+        return StandIn(builtin_task(config), clients=config.clients, seed=config.seed)
+
+
+def tuned(config: FederationConfig, worlds: StandIn) -> FederationConfig:
     """The run with server rate, clip norm and averaging chosen on the buyer's own digits."""
-    found = tuned_settings(config, builtin_task(config))
+    found = tuned_settings(config, worlds.task, stand_in=worlds)
     return config if found is None else found.applied(config)
 
 
@@ -100,15 +108,17 @@ def run_demo(
     """Runs everything. `on_round` sees the demo's own run; `progress` is told what comes next."""
     config = demo_config(seed)
     progress(f"choosing settings on your own {OWN_RECORDS} digits")
-    configs = demo_configs(tuned(config), tuned(config.replace(trust="local")))
+    worlds = made_up_worlds(config)
+    configs = demo_configs(tuned(config, worlds), tuned(config.replace(trust="local"), worlds))
     runs: dict[str, RunResult] = {}
     for label, config in configs.items():
         progress(f"run: {label}")
-        runs[label] = run(config, on_round=on_round if label == PRIVATE else lambda _: None)
+        watch = on_round if label == PRIVATE else lambda _: None
+        runs[label] = run(config, own_model=worlds.own, on_round=watch)
     progress("your own records alone")
     own = _own_records(runs[PRIVATE])
     progress("attacking the auction")
-    return DemoResult(runs, _attacked(runs[PRIVATE]), own)
+    return DemoResult(runs, _attacked(runs[PRIVATE], worlds.own), own)
 
 
 def _own_records(result: RunResult) -> OwnRecords:
@@ -119,10 +129,10 @@ def _own_records(result: RunResult) -> OwnRecords:
     return replace(drawn, accuracy=exact.accuracy)
 
 
-def _attacked(result: RunResult) -> MisreportCheck:
+def _attacked(result: RunResult, own_model: OwnModel) -> MisreportCheck:
     """What the best misreport gains in the first round, where clients offer what their wallets let them."""
     config = result.config
-    with Federation(config) as federation:
+    with Federation(config, own_model=own_model) as federation:
         state = federation.start()
         offers = SimulatedClients(federation, state).offers(federation.pacing.terms(())).values()
         bids = Bids(

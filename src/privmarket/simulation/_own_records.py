@@ -212,7 +212,8 @@ def _fit_linear(
     optimiser = torch.optim.LBFGS(trained, max_iter=_NEWTON_STEPS, line_search_fn="strong_wolfe")
 
     def objective() -> Tensor:
-        optimiser.zero_grad()
+        for parameter in trained:  # as `zero_grad` does, which takes a tenth of the fit
+            parameter.grad = None
         away = (linear.weight - centre).square().sum()
         value: Tensor = task.loss(module(inputs), labels).mean() + 0.5 * penalty * away
         value.backward()  # type: ignore[no-untyped-call]

@@ -39,7 +39,7 @@ from privmarket.simulation._bidding import AskedPrices
 from privmarket.simulation._config import FederationConfig, Training, recommended_training, whitened_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
-from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
+from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
 from privmarket.simulation._rehearsal import StandIn, free_whitening, rehearsed
 from privmarket.tasks import task as builtin
@@ -695,6 +695,8 @@ class Planner:
         self._rehearsed: dict[tuple[float, Choice], tuple[Choice, float]] = {}
         self._seen: dict[str, FederationConfig] = {}
         self._computed = 0
+        # Seed → the model of the buyer's own records, which no choice of a plan changes.
+        self._own: dict[int, OwnModel] = {}
         self._pool: ProcessPoolExecutor | None = None
         # A saved run is used only with the same past bids and the same version of this package. The task need not
         # be named here: it is part of the run's configuration.
@@ -747,7 +749,8 @@ class Planner:
                 task = self._given
                 if task is None:
                     task = builtin_task(self.base.replace(measured_on="test", seed=seed))
-                own = own_records(task, OwnTraining(task, seed).own_model().module, seed=seed)
+                self._own[seed] = OwnTraining(task, seed).own_model()
+                own = own_records(task, self._own[seed].module, seed=seed)
                 if own is not None:
                     found.append(own.scores[task.score.name])
         return float(np.mean(found)) if found else None
@@ -1028,7 +1031,7 @@ class Planner:
     ) -> Iterator[tuple[Path, FederationConfig, RunFigures]]:
         if self._pool is None:
             for path, config in missing.items():
-                yield path, config, run_figures(config, self._given, self.asked)
+                yield path, config, run_figures(config, self._given, self.asked, self._own)
             return
         begun = {self._pool.submit(_run_in_process, config): path for path, config in missing.items()}
         for future in as_completed(begun):
@@ -1040,10 +1043,21 @@ class Planner:
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
 
-def run_figures(config: FederationConfig, task: Task | None, asked: AskedPrices | None) -> RunFigures:
-    """Plays a whole run and keeps its figures."""
+def run_figures(
+    config: FederationConfig, task: Task | None, asked: AskedPrices | None, own: dict[int, OwnModel]
+) -> RunFigures:
+    """Plays a whole run and keeps its figures.
+
+    Args:
+        own: seed → the model of the buyer's own records; the run's is looked up here, and added if it is missing.
+    """
     started = time.perf_counter()
-    with one_thread(), Federation(config, task=task, asked=asked) as federation:
+    with (
+        one_thread(),
+        Federation(config, task=task, asked=asked, own_model=own.get(config.seed)) as federation,
+    ):
+        if federation.own_model is not None:
+            own[config.seed] = federation.own_model
         state = federation.start()
         while state.next_round < config.rounds:
             state = federation.step(state)
@@ -1064,16 +1078,15 @@ def run_figures(config: FederationConfig, task: Task | None, asked: AskedPrices 
 
 
 # What a worker process of a plan was given; set once in each process by `_start`.
-_GIVEN: list[tuple[Task | None, AskedPrices | None]] = []
+_GIVEN: list[tuple[Task | None, AskedPrices | None, dict[int, OwnModel]]] = []
 
 
 def _start(task: bytes | None, asked: AskedPrices | None) -> None:
-    _GIVEN[:] = [(None if task is None else pickle.loads(task), asked)]
+    _GIVEN[:] = [(None if task is None else pickle.loads(task), asked, {})]
 
 
 def _run_in_process(config: FederationConfig) -> RunFigures:
-    task, asked = _GIVEN[0]
-    return run_figures(config, task, asked)
+    return run_figures(config, *_GIVEN[0])
 
 
 def checked_totals(totals: Sequence[float]) -> list[float]:

@@ -25,8 +25,10 @@ sellers may differ in other ways.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -662,9 +664,22 @@ class StandIn:
         module.eval()
         with torch.no_grad():
             outputs = module(world.checked_inputs)
-            losses = [self.task.loss(scale * outputs, world.checked_labels).double().mean() for scale in _SCALES]
-        finite = [float(one) for one in losses if torch.isfinite(one)]
-        return min(finite, default=np.inf)
+
+        @cache
+        def loss(place: int) -> float:
+            with torch.no_grad():
+                found = float(self.task.loss(_SCALES[place] * outputs, world.checked_labels).double().mean())
+            return found if math.isfinite(found) else math.inf
+
+        # A log-likelihood is convex in the scale: it falls up to the best one and rises from there.
+        first, last = 0, len(_SCALES) - 1
+        while first < last:
+            middle = (first + last) // 2
+            if loss(middle) <= loss(middle + 1):
+                last = middle
+            else:
+                first = middle + 1
+        return loss(first)
 
     def _world(self, number: int) -> _World:
         assert self.task.public is not None
@@ -892,6 +907,7 @@ def tuned_settings(
     fixed: Sequence[str] = (),
     mechanism: Mechanism | None = None,
     worlds: int = WORLDS,
+    stand_in: StandIn | None = None,
     on_tried: Callable[[int], None] | None = None,
 ) -> Tuned | None:
     """Server rate, clip norm, averaging and weights of updates for this run, chosen on the task's public records.
@@ -907,6 +923,8 @@ def tuned_settings(
     Args:
         fixed: settings that the caller chose; with "statistics" among them inputs stay as they are, with
             "aggregation" the weights of updates.
+        worlds: how many made-up worlds the rehearsals take place in.
+        stand_in: these worlds of this task, if they were made before; they do not depend on trust or money.
         on_tried: told how many settings have been tried so far.
     """
     public = task.public
@@ -917,7 +935,8 @@ def tuned_settings(
     with one_thread(), Federation(config, task=task, asked=asked, mechanism=mechanism) as federation:
         if first_round(federation) is None:
             return None
-        stand_in = StandIn(task, clients=config.clients, worlds=worlds, seed=config.seed)
+        if stand_in is None:
+            stand_in = StandIn(task, clients=config.clients, worlds=worlds, seed=config.seed)
         found = rehearsed(federation, stand_in, fixed=fixed, on_tried=on_tried)
         assert found is not None
     return Tuned(found, stand_in.own)

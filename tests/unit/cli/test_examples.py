@@ -80,7 +80,7 @@ def test_samples_are_named_in_their_page(name):
 def test_the_sample_that_throws_coins_is_audited(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("sample", "random_sampling.py").exit_code == 0
-    given = ["--scenario", "lognormal", "--clients", "20", "--budget", "10", "--profiles", "2", "--attack", "quick"]
+    given = ["--scenario", "lognormal", "--clients", "10", "--budget", "5", "--profiles", "2", "--attack", "quick"]
     found = run("audit", "--mechanism", "random_sampling.py:random_sampling", *given, "--coins", "2", "--json")
     assert found.exit_code == 0, found.output
 

@@ -330,6 +330,6 @@ def test_a_new_process_reads_a_wallet_file_with_laplace_releases(tmp_path):
         book.reserve("count/1", 0.5, DiscreteLaplaceRelease(0.5, 3))
     code = "import sys, privmarket as pm; print(pm.privacy.WalletFile.existing(sys.argv[1]).spent())"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(wallet.path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, str(wallet.path)], capture_output=True, text=True, timeout=800, check=False
     )
     assert done.stdout == "(DiscreteLaplaceRelease(epsilon=0.5, sensitivity=3),)\n", done.stderr

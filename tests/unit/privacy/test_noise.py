@@ -346,10 +346,11 @@ def test_draws_are_their_digits_and_repeat_with_the_key():
 
 def test_twenty_million_draws_a_second():
     """The aim on one thread is 20 million of any kind; the limit here leaves room for a busy machine."""
-    source, count = NoiseSource.from_seed(0), noise.CHUNK
+    source, count, times = NoiseSource.from_seed(0), noise.CHUNK, 20
     best = math.inf
-    for _ in range(50):
+    for _ in range(5):
         start = time.process_time()
-        draw_digits(source.cells(2 * count), 2, source)
+        for _ in range(times):  # so many that any clock sees it
+            draw_digits(source.cells(2 * count), 2, source)
         best = min(best, time.process_time() - start)
-    assert count / best > 20e6
+    assert times * count > 20e6 * best

@@ -1,5 +1,4 @@
 import math
-import time
 import tomllib
 from dataclasses import fields, replace
 
@@ -85,9 +84,7 @@ def test_an_unknown_schedule_is_refused_at_once(monkeypatch):
         raise AssertionError("a table was built")
 
     monkeypatch.setattr("privmarket.privacy._calibration.build_table", never)
-    start = time.perf_counter()
     assert refused(SellerPolicy(), replace(GOOD, sampling_rate=0.0371, steps=29)) is Reason.SCHEDULE
-    assert time.perf_counter() - start < 0.5
 
 
 def test_a_list_of_schedules_takes_those_and_no_others():

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -142,8 +143,9 @@ def test_the_demo_chooses_its_settings_on_the_buyers_digits_alone(monkeypatch):
     from privmarket.reports import _federated_demo as federated_demo
     from privmarket.tasks import Records
 
+    monkeypatch.setattr(federated_demo, "StandIn", partial(federated_demo.StandIn, worlds=2))
     config = demo_config(2).replace(rounds=2)
-    chosen = federated_demo.tuned(config).training
+    chosen = federated_demo.tuned(config, federated_demo.made_up_worlds(config)).training
     assert chosen != config.training
     real = federated_demo.builtin_task
 
@@ -153,4 +155,6 @@ def test_the_demo_chooses_its_settings_on_the_buyers_digits_alone(monkeypatch):
         return task.replace(private=Records(other, task.private.labels[::-1].copy()))
 
     monkeypatch.setattr(federated_demo, "builtin_task", with_other_private_records)
-    assert federated_demo.tuned(config).training == chosen
+    worlds = federated_demo.made_up_worlds(config)
+    assert not np.array_equal(worlds.task.private.labels, real(config).private.labels)
+    assert federated_demo.tuned(config, worlds).training == chosen

@@ -17,6 +17,7 @@ from privmarket.simulation import _plan as plan_choices, _plan as planning
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import run
+from privmarket.simulation._own_records import OwnTraining
 from privmarket.simulation._plan import PLANNED_RULES, Options, Planner, RunFigures, rule_choices, run_figures
 from privmarket.simulation._rehearsal import ClientSpread
 from privmarket.tasks import Task, score
@@ -56,7 +57,7 @@ class MadeUpRuns:
             planner.on_cell(1, "rehearsed")
         return planner._rehearsed[key]
 
-    def run(self, config, task, asked):
+    def run(self, config, task, asked, own):
         self.calls.append(config)
         total = config.budget * config.rounds
         reached = self.score(total, config.rounds, config.mechanism_settings.get("unit_price"))
@@ -120,6 +121,18 @@ def test_prices_beyond_the_grid_are_tried_until_the_best_has_one_on_either_side(
     plan = planner.for_totals([20.0])
     assert planner.options.price_shares == pytest.approx(shares)
     assert dict(plan.points[0].choice.settings) == {"unit_price": pytest.approx(found)}
+
+
+def test_the_buyers_own_model_is_trained_once_a_seed(monkeypatch, tmp_path):
+    trained = []
+    whole = OwnTraining.own_model
+    monkeypatch.setattr(OwnTraining, "own_model", lambda self: trained.append(self.seed) or whole(self))
+    monkeypatch.setattr(Planner, "rehearses", False)
+    task = own_task()
+    planner = Planner(FederationConfig(**settings_of(task)), tmp_path, replace(TINY, seeds=(1, 2)), task=task)
+    points = planner.for_totals([5.0, 50.0]).points
+    assert sorted(trained) == [1, 2]
+    assert points[0].score_before == points[1].score_before == planner.score_of_own_records()
 
 
 def test_a_second_plan_runs_nothing_anew(made_up, tmp_path):
@@ -261,7 +274,7 @@ def test_past_bids_from_a_file(tmp_path):
     path.write_text(path.read_text() + "late,0.5,1.5\n")
     changed = Planner(base, tmp_path, OPTIONS)
     assert planner._path(planner.base) != changed._path(changed.base)
-    outcome = run_figures(rules[0].config(base.replace(seed=1), 20.0).replace(rounds=2), None, None)
+    outcome = run_figures(rules[0].config(base.replace(seed=1), 20.0).replace(rounds=2), None, None, {})
     assert 0 < outcome.spent <= 20.0
 
 
@@ -360,24 +373,29 @@ def test_a_plan_that_looks_at_private_records_is_noticed(tmp_path, monkeypatch):
 
 
 def test_what_is_left_if_others_collude_stands_beside_the_lifetime_epsilon(tmp_path):
-    point = Planner(BASE.replace(trust="aggregate"), tmp_path, TINY).for_totals([10.0]).points[0]
+    base = BASE.replace(public=0)
+    point = Planner(base.replace(trust="aggregate"), tmp_path, TINY).for_totals([10.0]).points[0]
     assert point.epsilon_if_others_collude > point.lifetime_epsilon > 0
-    assert Planner(BASE, tmp_path, TINY).for_totals([10.0]).points[0].epsilon_if_others_collude is None
+    assert Planner(base, tmp_path, TINY).for_totals([10.0]).points[0].epsilon_if_others_collude is None
 
 
 def test_a_kept_run_is_the_run_that_federate_makes():
     config = BASE.replace(rounds=3, budget=5.0, seed=3)
     direct = run(config)
-    kept = run_figures(config, None, None)
+    kept = run_figures(config, None, None, {})
     assert (kept.score, kept.score_before, kept.spent) == (direct.score, direct.score_before, direct.spent)
 
 
-def test_any_number_of_workers_gives_the_same_plan(tmp_path):
+@pytest.mark.parametrize("task", [None, own_task()], ids=["digits", "own"])
+def test_any_number_of_workers_gives_the_same_plan(task, tmp_path):
+    base = BASE.replace(public=0) if task is None else FederationConfig(**settings_of(task))
     options = replace(TINY, seeds=(1, 2))
     alone, together = (
-        Planner(BASE, tmp_path / str(workers), options, workers=workers).for_totals([50.0]) for workers in (1, 2)
+        Planner(base, tmp_path / str(workers), options, task=task, workers=workers).for_totals([50.0])
+        for workers in (1, 2)
     )
     assert alone.points == together.points
+    assert alone.computed == together.computed == 2
 
 
 def test_aggregate_trust_goes_further(tmp_path):
@@ -397,7 +415,8 @@ def test_a_measured_h_is_one_that_rehearsals_gave(tmp_path):
 
 
 def test_a_lifetime_cap_is_kept(tmp_path):
-    point = Planner(BASE.replace(wallet=1.0), tmp_path, replace(TINY, rounds=(6,))).for_totals([100.0]).points[0]
+    base = BASE.replace(wallet=1.0, public=0)
+    point = Planner(base, tmp_path, replace(TINY, rounds=(6,))).for_totals([100.0]).points[0]
     assert 0 < point.lifetime_epsilon <= 1.0
 
 

@@ -13,6 +13,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._federation import Federation, run
 from privmarket.simulation._rehearsal import (
+    _SCALES,
     ClientSpread,
     StandIn,
     _LinearRecords,
@@ -243,6 +244,23 @@ def test_a_scale_of_outputs_changes_no_choice():
     assert stand_in._loss(world, 2.0 * world.start) == pytest.approx(stand_in._loss(world, world.start), rel=0.02)
     opposite = stand_in._loss(world, -world.start)
     assert opposite > 1.5 * stand_in._loss(world, world.start)
+
+
+def test_the_best_scale_is_that_of_all_scales():
+    stand_in = StandIn(made(), clients=CLIENTS, worlds=1)
+    world = stand_in._worlds[0]
+    draws = torch.Generator().manual_seed(3)
+    found = set()
+    for factor in (0.01, 0.3, 1.0, 3.0, 100.0, 1e30):
+        weights = factor * (world.start + 0.5 * torch.randn(world.start.shape, generator=draws))
+        outputs = stand_in.model.outputs(weights, world.checked_inputs, 10_000)
+        losses = [float(stand_in.task.loss(s * outputs, world.checked_labels).double().mean()) for s in _SCALES]
+        found.add(int(np.argmin(losses)))
+        assert stand_in._loss(world, weights) == pytest.approx(min(losses), rel=1e-6)
+    assert min(found) == 0
+    assert max(found) == len(_SCALES) - 1
+    assert len(found) > 2
+    assert stand_in._loss(world, torch.full_like(world.start, torch.inf)) == np.inf
 
 
 def test_worlds_have_more_records_than_the_buyer():
