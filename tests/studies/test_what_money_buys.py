@@ -260,7 +260,7 @@ def test_a_person_is_compared_with_a_record_by_its_runs():
     assert NOT_COMPUTED in page.person_text(page.Found(Results([]))).markdown
     listed = {cell.slot for cell in study.cells(Scale()) if cell.config.get("task") == "wages"}
     assert len(listed) == 50
-    missing = page.missing_text(found).markdown
+    missing = page.missing_text(found)[1].markdown
     assert "- wages, 360 public, ε ≤ 1, aggregate trust, for a person: 7 not computed" in missing
 
 
@@ -464,5 +464,6 @@ def test_copies_leave_less_of_the_gain():
     listed = {cell.slot for cell in study.cells(Scale()) if cell.kind == study.COPIES}
     assert len(listed) == 40
     assert (
-        "- mnist, 600 public, own pictures with warped copies: 8 not computed" in page.missing_text(found).markdown
+        "- mnist, 600 public, own pictures with warped copies: 8 not computed"
+        in page.missing_text(found)[1].markdown
     )

@@ -115,8 +115,7 @@ def render(results: Results) -> ResultPage:
     blocks += [
         Text("## What public records chose"),
         chosen_table(found, markets, curves),
-        Text("## What is not computed"),
-        missing_text(found),
+        *missing_text(found),
     ]
     if not found.quick:
         blocks.append(prose("money-tried"))
@@ -868,13 +867,13 @@ def chosen_table(found: Found, markets: tuple[Market, ...], curves: tuple[Market
     )
 
 
-def missing_text(found: Found) -> Text:
-    """What is listed and was not computed, by task."""
+def missing_text(found: Found) -> list[Text]:
+    """What is listed and was not computed, by task; nothing where all is."""
     listed = study.cells(Scale(quick=found.quick))
     once = {cell.slot: cell for cell in listed}
     missing = [cell for cell in once.values() if found.results.get(cell) is None]
     if not missing:
-        return Text("Everything that is listed is computed.")
+        return []
     counts: dict[str, int] = {}
     for cell in missing:
         config = cell.config
@@ -903,7 +902,8 @@ def missing_text(found: Found) -> Text:
                 name += f", {', '.join(str(value) for value in config['market'].values())}"
         counts[name] = counts.get(name, 0) + 1
     lines = [f"- {name}: {count} not computed" for name, count in counts.items()]
-    return Text(f"Of {len(once):,} runs {len(missing):,} are not computed:\n\n" + "\n".join(lines))
+    counted = f"Of {len(once):,} runs {len(missing):,} are not computed:"
+    return [Text("## What is not computed"), Text(counted + "\n\n" + "\n".join(lines))]
 
 
 def caption(found: Found, market: Market) -> str:
