@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privmarket._figures import new_figure, write
 from privmarket._files import in_words
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError
@@ -23,10 +24,10 @@ from privmarket.meanfield._valuations import MeanReverting
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib import figure as drawing
     from matplotlib.axes import Axes
+
+    from privmarket._figures import Figure
 else:
-    drawing = late("matplotlib.figure")
     pandas = late("pandas")
 
 
@@ -289,7 +290,7 @@ class Equilibrium:
             index=pandas.Index(self.game.mesh.time[:-1], name="round"),
         )
 
-    def plot(self, path: str | Path | None = None, *, kind: int = 0) -> drawing.Figure:
+    def plot(self, path: str | Path | None = None, *, kind: int = 0) -> Figure:
         """Four panels: prices and bids, how bids are raised, budgets over time, and how the solver got there.
 
         Args:
@@ -298,15 +299,14 @@ class Equilibrium:
 
         Needs matplotlib.
         """
-        made = drawing.Figure(figsize=(10.0, 7.2), dpi=150, layout="constrained")
+        made = new_figure(10.0, 7.2)
         axes = made.subplots(2, 2)
         _draw_prices(axes[0, 0], self)
         _draw_shading(made, axes[0, 1], self, kind)
         _draw_budgets(axes[1, 0], self)
         _draw_history(axes[1, 1], self)
         if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            made.savefig(path)
+            write(made, path)
         return made
 
     def save(self, path: Path) -> None:
@@ -380,7 +380,7 @@ def _draw_prices(axis: Axes, equilibrium: Equilibrium) -> None:
     axis.legend(fontsize=8, loc="upper left", ncols=1)
 
 
-def _draw_shading(made: drawing.Figure, axis: Axes, equilibrium: Equilibrium, kind: int) -> None:
+def _draw_shading(made: Figure, axis: Axes, equilibrium: Equilibrium, kind: int) -> None:
     mesh = equilibrium.game.mesh
     shadow = equilibrium.shadow_price[0, kind]
     image = axis.pcolormesh(mesh.budget, mesh.valuation, shadow, cmap="viridis", shading="nearest")
