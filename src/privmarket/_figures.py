@@ -20,8 +20,6 @@ else:
     matplotlib = late("matplotlib")
     drawing = late("matplotlib.figure")
 
-# Publishers refuse the Type 3 fonts that matplotlib embeds by default: 42 embeds TrueType.
-_FONTS = {"pdf.fonttype": 42, "ps.fonttype": 42}
 
 _LOOKS: dict[str, tuple[str, Any]] = {
     "pac": ("#0072B2", "o"),
@@ -98,7 +96,8 @@ def write(figure: Figure, path: str | Path) -> Path:
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with matplotlib.rc_context(_FONTS):
+        # Publishers refuse the Type 3 fonts that matplotlib embeds by default: 42 embeds TrueType.
+        with matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
             figure.savefig(place)
     except ValueError as error:
         raise ConfigurationError(f"a figure called {place.name!r}: {error}", "use .png, .svg or .pdf") from error
