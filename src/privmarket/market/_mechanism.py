@@ -149,7 +149,7 @@ class Finding:
 
 
 class Guarantee(ABC):
-    """The interface of a promise that a mechanism makes; `market._guarantees` has them."""
+    """The interface of a promise that a mechanism makes, such as `Truthful` or `BudgetFeasible`."""
 
     @property
     @abstractmethod

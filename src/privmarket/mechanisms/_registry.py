@@ -62,7 +62,8 @@ _REGISTRY: dict[str, tuple[str, str]] = {
 }
 
 Rule = Union[str, Mechanism, type[Mechanism], RuleFunction, "type[AuctionNetwork]"]
-"""Whatever `resolve` makes a mechanism from."""
+"""What a rule may be given as: a registered name; `file.py:Rule` or `package.module:Rule`; a `Mechanism`, class or
+object; a function (see `RuleFunction`); or a subclass of `AuctionNetwork`. `resolve` makes a mechanism from it."""
 
 
 def mechanism_names() -> tuple[str, ...]:
