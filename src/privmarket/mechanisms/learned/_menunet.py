@@ -69,8 +69,8 @@ class MfgMenuNet(MeanFieldMenu):
         scenario: the buyer's public belief about the distribution of clients; a wrong one costs value, never
             truthfulness.
         epsilon_max: public limit on offers.
-        service_share, service_valuation: a floor: everyone with v ≤ `service_valuation` sells at least this share of
-            its ε, whenever the budget can pay for that together with one client's reserve; not for the aggregate
+        service_share, service_valuation: a floor: everyone with v ≤ `service_valuation` sells at least this share
+            of its ε, whenever the budget can pay for that together with one client's reserve; not for the aggregate
             error.
         unit_compensation: a floor: every unit of ε sold is paid at least this; not for the aggregate error.
         service_amount: floor for the aggregate error: ε that everybody below the highest price can sell before
