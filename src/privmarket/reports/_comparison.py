@@ -21,7 +21,7 @@ from privmarket._counted import counted
 from privmarket._figures import new_figure, own_look, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
-from privmarket._named import made_callable
+from privmarket._named import made_callable, names_code
 from privmarket.errors import ConfigurationError, MissingPartError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market import _attacks as attacks
 from privmarket.market._audit import (
@@ -132,7 +132,7 @@ def distribution_called(scenario: Source, *, independent: bool = False) -> Distr
     Raises:
         ConfigurationError: it is no distribution.
     """
-    if isinstance(scenario, str) and ":" in scenario and not scenario.lower().endswith(".csv"):
+    if isinstance(scenario, str) and names_code(scenario) and not scenario.lower().endswith(".csv"):
         found: Any = named_object("distribution", scenario)
         try:
             own: Any = found() if isclass(found) else found
@@ -337,7 +337,7 @@ def attack_called(given: AttackLike) -> attacks.Attack | attacks.Level:
         return given
     if isinstance(given, str) and given in attacks.LEVELS:
         return attacks.LEVELS[given]
-    if isinstance(given, str) and ":" not in given:
+    if isinstance(given, str) and not names_code(given):
         unknown = UnknownNameError.among("attack", given, attacks.LEVELS)
         raise UnknownNameError(unknown.message, f"{unknown.hint}, or give one of your own as file.py:Attack")
     found = named_object("attack", given) if isinstance(given, str) else given

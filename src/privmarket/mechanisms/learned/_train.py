@@ -16,6 +16,7 @@ import numpy as np
 from privmarket._figures import new_figure, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
+from privmarket._named import names_code
 from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
@@ -326,7 +327,7 @@ def trainable_class(rule: Trainable) -> type[Mechanism]:
     if isinstance(rule, str):
         if rule == MfgMenuNet.name:
             return MfgMenuNet
-        if rule in registered_names() or ":" not in rule:
+        if rule in registered_names() or not names_code(rule):
             recipe(rule)  # says which rules can be trained
             return mechanism_class(rule)
         found = named_object("network", rule)
