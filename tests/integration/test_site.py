@@ -216,6 +216,21 @@ def test_figures_in_tables_stay_in_one_piece_and_sentences_do_not():
         assert shown(f"<td>{text}</td>") == f"<td>{text}</td>"
 
 
+def test_a_picture_that_stands_alone_can_be_opened_by_itself(site):
+    picture = '<img alt="a > b" src="results/a.png" />'
+    shown = _hook("page_text").on_page_content
+    assert shown(f"<p>{picture}</p>") == f'<p><a class="figure" href="results/a.png">{picture}</a></p>'
+    for text in (f"<p>{picture} beside text</p>", '<p><img src="data:image/png;base64,AA" /></p>'):
+        assert shown(text) == text
+    assert '<a class="figure" href="results/what-money-buys/money.png">' in (site / "index.html").read_text()
+
+
+def test_parts_of_a_formula_can_stand_below_each_other():
+    shown = _hook("mathematics").on_page_markdown("$$a = b, \\qquad c = d$$\n")
+    assert shown.count('<div class="formula">') == 1
+    assert shown.count("</math><math") == 1
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
