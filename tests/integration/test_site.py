@@ -217,7 +217,7 @@ def test_figures_in_tables_stay_in_one_piece_and_sentences_do_not():
 
 
 def test_a_picture_that_stands_alone_can_be_opened_by_itself(site):
-    picture = '<img alt="a > b" src="results/a.png" />'
+    picture = '<img alt="a and b" src="results/a.png" />'
     shown = _hook("page_text").on_page_content
     assert shown(f"<p>{picture}</p>") == f'<p><a class="figure" href="results/a.png">{picture}</a></p>'
     for text in (f"<p>{picture} beside text</p>", '<p><img src="data:image/png;base64,AA" /></p>'):
