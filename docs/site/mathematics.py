@@ -25,8 +25,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _formulas(text: str) -> str:
-    text = _BLOCK.sub(lambda found: f"\n<div class=\"formula\">{_mathml(found[1], 'block')}</div>\n", text)
+    text = _BLOCK.sub(lambda found: f'\n<div class="formula">{_parts(found[1])}</div>\n', text)
     return _INLINE.sub(lambda found: _mathml(found[1], "inline"), text)
+
+
+def _parts(latex: str) -> str:
+    """A formula on lines of its own; what `\\qquad` divides may stand below each other where there is no room."""
+    return "".join(_mathml(part, "block") for part in latex.split(r"\qquad"))
 
 
 def _mathml(latex: str, display: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 _FIRST_ITEM = re.compile(r"(?:[-*+]|1[.)]) +\S")
 # A short cell that begins with a number: 4e-03, 0.116% ± 0.008%.
 _FIGURE = re.compile(r"<td((?: style=\"[^\"]*\")?)>([−<+-]?\s?\d[^<>]{0,19})</td>")
+# A picture that stands alone in its paragraph.
+_PICTURE = re.compile(r'<p>\s*(<img [^>]*?\bsrc="(?!data:)([^"]+)"[^>]*>)\s*</p>')
 _FENCE = re.compile(r"\s*(```|~~~)")
 
 
@@ -35,6 +37,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """No directions to doctest, neither in a page's code nor in that of a docstring; figures in tables in one piece."""
+    """A picture links to itself, so that it can be opened by itself and enlarged; figures in tables in one piece.
+
+    No directions to doctest, neither in a page's code nor in that of a docstring.
+    """
+    html = _PICTURE.sub(r'<p><a class="figure" href="\2">\1</a></p>', html)
     html = re.sub(r' *<span class="c1"># doctest: [^<]*</span>| +# doctest: [^<\n]*', "", html)
     return _FIGURE.sub(r'<td\1 class="figure">\2</td>', html)

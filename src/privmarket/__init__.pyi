@@ -21,7 +21,7 @@ from .market._outcome import Outcome as Outcome
 from .mechanisms._registry import mechanism as mechanism, mechanism_names as mechanism_names
 from .mechanisms.learned._train import train as train
 from .privacy._wallet import Wallet as Wallet
-from .reports._comparison import audit as audit, compare as compare
+from .reports._comparison import Comparison as Comparison, audit as audit, compare as compare
 from .simulation._federate import federate as federate
 from .simulation._plan import plan as plan
 from .tasks._builtin import task as task

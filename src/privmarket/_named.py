@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from importlib import import_module, util
@@ -10,6 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+
+
+def names_code(text: str) -> bool:
+    """Whether a text means an object in code of the user's own, and not something that is registered by name.
+
+    A file without a name in it does, too: `object_named` says what the file has.
+    """
+    return ":" in text or text.endswith(".py")
 
 
 def object_named(kind: str, name: str, hint: str = "") -> object:
@@ -25,6 +34,11 @@ def object_named(kind: str, name: str, hint: str = "") -> object:
     """
     place, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
+        file = name.removesuffix(":")
+        if file.endswith(".py") and Path(file).is_file():
+            names = ", ".join(_defined_in(Path(file)))
+            one_of = f", with one of: {names}" if names else ""
+            raise ConfigurationError(f"{name!r} names a file and no {kind} in it", f"write {file}:NAME{one_of}")
         raise ConfigurationError(
             f"{name!r} names no {kind}", f"write file.py:{kind} or package.module:{kind}{hint}"
         )
@@ -67,6 +81,16 @@ def made_callable(kind: str, found: Any, arguments: int, write: str, shown: obje
     except TypeError as error:
         raise ConfigurationError(f"{shown!r} is no {kind}: {error}", f"write {write}") from error
     return found
+
+
+def _defined_in(file: Path) -> list[str]:
+    """The public classes and functions that a file defines. It is read, not run; none where it is no Python."""
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    defined = (one.name for one in statements if isinstance(one, ast.ClassDef | ast.FunctionDef))
+    return [name for name in defined if not name.startswith("_")]
 
 
 def _is_of(module: ModuleType, name: str) -> bool:

@@ -38,5 +38,6 @@ def test_bad_input_ends_in_an_error_with_a_remedy(arguments):
 
 
 def test_a_plot_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "no").touch()  # a file where a folder should be
     result = runner.invoke(app, ["account", "--sale", "1", "--plot", str(tmp_path / "no" / "such.png")])
     assert "such.png" in str(result.exception)

@@ -84,7 +84,7 @@ def test_a_client_that_cheats_ends_in_exit_code_one():
         ["--noise-share", "7"],
         ["--trials", "10"],
         ["--model", "resnet"],
-        ["--attack", "canary", "--plot", "no/such/folder/x.png"],
+        ["--attack", "canary", "--plot", f"{__file__}/x.png"],
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy(arguments):

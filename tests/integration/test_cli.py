@@ -189,7 +189,7 @@ def test_an_attack_of_ones_own(rules):
 
 def test_rules_side_by_side(rules):
     compare = ("compare", "my_rules.py:pay_as_bid", "pac", "--scenario", "uniform", "--scenario", "bimodal")
-    files = ("--figure", "c.svg", "--width", 3.4, "--latex", "c.tex", "--csv", "c.csv")
+    files = ("--figure", "c.svg", "--figure", "c.png", "--width", 3.4, "--latex", "c.tex", "--csv", "c.csv")
     done = run(*compare, "--clients", 6, "--profiles", 1, *files, cwd=rules)
     assert done.returncode == 1, done.stderr
     assert "pay_as_bid*" in done.stdout
@@ -197,11 +197,25 @@ def test_rules_side_by_side(rules):
     assert "pay\\_as\\_bid$^{*}$" in (rules / "c.tex").read_text()
     assert (rules / "c.csv").read_text().count("\n") == 5
     assert "<svg" in (rules / "c.svg").read_text()[:1000]
+    assert (rules / "c.png").read_bytes().startswith(b"\x89PNG")
+    told = done.stdout.splitlines()
+    command = told[told.index("To see the witness of a broken promise:") + 1].split()
+    assert command[:4] == ["privmarket", "audit", "--mechanism", "my_rules.py:pay_as_bid"]
+    shown = run(*command[1:], cwd=rules)
+    assert shown.returncode == 1
+    assert "To run the witness of" in shown.stdout
     fine = run("compare", "pac", "--clients", 6, "--profiles", 1, "--json", cwd=rules)
     assert fine.returncode == 0, fine.stderr
     data = json.loads(fine.stdout)
     check_fields("compare", data)
     assert [report["mechanism"] for report in data["reports"]] == ["pac"]
+    bids = rules / "bids.csv"
+    bids.write_text("client,valuation,epsilon\n" + "".join(f"c{v},0.{v},{v % 3 + 1}\n" for v in range(1, 30)))
+    options = ("--certify", "--coins", 2, "--independent", "--clients", 2, "--profiles", 1, "--json")
+    more = run("compare", "ration", "my_rules.py:pay_as_bid", "--scenario", "bids.csv", *options, cwd=rules)
+    first, second = json.loads(more.stdout)["reports"]
+    assert first["certified"] is not None
+    assert second["certified"] is None
     wrong = run("compare", "pac", "--clients", 6, "--figure", "c.xyz", cwd=rules)
     assert wrong.returncode == 2
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from privmarket.cli import app
 from privmarket_studies.reproduce.cache import Cache, Record
 from privmarket_studies.reproduce.cells import Scale
-from privmarket_studies.reproduce.document import Results
+from privmarket_studies.reproduce.document import ResultPage, Results, Text, with_options
 from privmarket_studies.reproduce.markets import EXACT, LITERAL, RULES
 from privmarket_studies.reproduce.questions import QUESTIONS
 from tests.once import made_once
@@ -52,6 +52,15 @@ def test_every_page_has_its_text_tables_and_figures(out, name):
     assert "nan" not in text
     for kind in ("png", "svg", "csv"):
         assert list((out / name).glob(f"*.{kind}")), kind
+
+
+def test_a_page_names_the_command_that_made_it(out):
+    text = (out / "rq3" / "README.md").read_text()
+    assert "Command: `privmarket reproduce rq3 --quick`" in text
+    page = ResultPage("rq3", "RQ3", [Text("Command: `privmarket reproduce rq3`; see `privmarket reproduce rq1`.")])
+    shown = with_options(page, "--quick --seeds 2").blocks[0].markdown
+    assert shown == "Command: `privmarket reproduce rq3 --quick --seeds 2`; see `privmarket reproduce rq1`."
+    assert with_options(page, "") == page
 
 
 def test_one_report_holds_all_pages(out):

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._figures import new_figure
+from privmarket._figures import new_figure, write
 from privmarket._files import check_writable, in_words
 from privmarket._lazy import require
 from privmarket._settings import DELTA
@@ -138,7 +138,7 @@ def _draw(result: Statement, path: Path) -> None:
     axes.set_ylim(0, 1.6 * max(renyi[-1], result.cap_epsilon or 0.0))
     axes.legend(frameon=False)
     try:
-        figure.savefig(path)
+        write(figure, path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"--plot {path}: {in_words(error)}", "name a writable .png, .svg or .pdf"

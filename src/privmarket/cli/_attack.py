@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from privmarket._figures import write
 from privmarket._files import check_writable, in_words
 from privmarket._lazy import late
 from privmarket._settings import AttackPlan
@@ -118,7 +119,7 @@ def show_attacks(results: list[AttackResult]) -> None:
 
 def _draw(results: list[AttackResult], path: Path) -> None:
     try:
-        attack_figure.attack_figure(results).savefig(path, dpi=150)
+        write(attack_figure.attack_figure(results), path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"--plot {path}: {in_words(error)}", "name a writable .png, .svg or .pdf"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +78,16 @@ Attack = Annotated[
         "several rules]",
     ),
 ]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Also compare with the best truthful rule on a grid of types (≤ 4 clients).")
+]
+Certify = Annotated[
+    bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
+]
+Coins = Annotated[int, typer.Option(min=1, help="Throws of a rule's coins; each is attacked.")]
+Independent = Annotated[
+    bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
+]
 
 
 def audit(
@@ -87,17 +99,10 @@ def audit(
     objective: Objective = "total-epsilon",
     attack: Attack = None,
     coalition: _Coalition = None,
-    exact: Annotated[
-        bool,
-        typer.Option("--exact", help="Also compare with the best truthful rule on a grid of types (≤ 4 clients)."),
-    ] = False,
-    certify: Annotated[
-        bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
-    ] = False,
-    coins: Annotated[int, typer.Option(min=1, help="Throws of a rule's coins; each is attacked.")] = 20,
-    independent: Annotated[
-        bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
-    ] = False,
+    exact: Exact = False,
+    certify: Certify = False,
+    coins: Coins = 20,
+    independent: Independent = False,
     settings: Settings = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Also write the report as a page, with witnesses.")
@@ -136,10 +141,31 @@ def audit(
         )
     check_writable(html, "--html")
     if mechanism == "all":
-        if html is not None:
-            raise ConfigurationError("--html with --mechanism all", "give one rule")
+        for option, value in (("--html", html), ("--coalition", coalition), ("--set", settings)):
+            if value:
+                raise ConfigurationError(f"{option} with --mechanism all", "give one rule")
         check_writable(out / "auction-comparison.png")
-        _compare_all(distribution, clients, budget, profiles, seed, out, json, exact, attack or "quick")
+        with Console(stderr=True).status("starting") as status:
+            found = compare(
+                scenario=distribution if independent else scenario,
+                clients=clients,
+                budget=budget,
+                profiles=profiles,
+                seed=seed,
+                objective=objective,
+                attack=attack or "quick",
+                exact=exact,
+                certify=certify,
+                coins=coins,
+                progress=lambda name: status.update(f"clearing and attacking {name}"),
+            )
+        again = Again(attack or "quick", objective, independent)
+        print_comparison(found, again.commands(found, [(scenario, one.mechanism) for one in found]), json=json)
+        _figure_of(found, out)
+        for line in about_independence(distribution):
+            note(line)
+        if found.broken:
+            raise typer.Exit(1)
         return
     # Some rules have settings that are called like options of the audit, such as `objective`.
     given = parse_settings(settings)
@@ -178,7 +204,7 @@ def audit(
         note(untrained_note(rule))
     if report.epsilon_bought == 0:
         note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
-    for line in _about_independence(distribution):
+    for line in about_independence(distribution):
         note(line)
     if report.broken:
         raise typer.Exit(1)
@@ -203,7 +229,7 @@ def _how_to_replay(report: AuditReport, market: str) -> str:
     return f"To run the witness of “{promise}” again, in Python:\n\n{report.replay(promise, market=drawn)}"
 
 
-def _about_independence(distribution: Distribution) -> list[str]:
+def about_independence(distribution: Distribution) -> list[str]:
     """What a user of past bids must know about the bounds."""
     if not isinstance(distribution, EmpiricalDistribution):
         return []
@@ -223,37 +249,50 @@ def _about_independence(distribution: Distribution) -> list[str]:
     ]
 
 
-def _compare_all(
-    distribution: Distribution,
-    clients: int,
-    budget: float,
-    profiles: int,
-    seed: int,
-    out: Path,
-    json: bool,
-    exact: bool,
-    attack: str,
-) -> None:
-    with Console(stderr=True).status("starting") as status:
-        comparison = compare(
-            scenario=distribution,
-            clients=clients,
-            budget=budget,
-            profiles=profiles,
-            seed=seed,
-            exact=exact,
-            attack=attack,
-            progress=lambda name: status.update(f"clearing and attacking {name}"),
-        )
+@dataclass(frozen=True)
+class Again:
+    """Options of a comparison with which an audit attacks a rule as the comparison did."""
+
+    attack: str
+    objective: str
+    independent: bool
+
+    def commands(self, found: Comparison, places: Iterable[tuple[str, str]]) -> list[str]:
+        """For each rule that broke a promise, the `privmarket audit` that finds the same, with its witness.
+
+        Args:
+            places: the scenario and the rule of each report, as they were typed.
+        """
+        commands: dict[str, str] = {}
+        for (scenario, rule), report in zip(places, found, strict=True):
+            if report.broken and report.mechanism not in commands:
+                options = {
+                    "mechanism": rule,
+                    "scenario": scenario,
+                    "clients": report.clients,
+                    "budget": report.budget,
+                    "profiles": report.profiles,
+                    "seed": report.seed,
+                    "attack": self.attack,
+                    **({} if self.objective == "total-epsilon" else {"objective": self.objective}),
+                    **({"coins": report.coins} if report.coins else {}),
+                }
+                words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+                alone = ["--independent"] if self.independent else []
+                commands[report.mechanism] = shlex.join(["privmarket", "audit", *words, *alone])
+        return list(commands.values())
+
+
+def print_comparison(found: Comparison, commands: Sequence[str], *, json: bool) -> None:
+    """The table of a comparison, or JSON; then the commands that show the witnesses of rules with a star."""
     if json:
-        print_json({"reports": [report.to_dict() for report in comparison]})
+        print_json({"reports": [report.to_dict() for report in found]})
     else:
-        print_table(comparison_table(comparison))
-    for why in comparison.skipped:
+        print_table(comparison_table(found))
+        if commands:
+            print("\n".join(["To see the witness of a broken promise:", *(f"  {one}" for one in commands)]))
+    for why in found.skipped:
         note(f"skipped: {why}")
-    _figure_of(comparison, out)
-    if any(report.broken for report in comparison):
-        raise typer.Exit(1)
 
 
 def _figure_of(comparison: Comparison, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,19 @@ from rich.console import Console
 
 from privmarket._files import check_writable, write_atomically
 from privmarket._lazy import require
-from privmarket.cli._audit import Attack, Objective, comparison_table
-from privmarket.cli._options import Json, Seed, note, print_json, print_table
-from privmarket.reports._comparison import compare as run
+from privmarket.cli._audit import (
+    Again,
+    Attack,
+    Certify,
+    Coins,
+    Exact,
+    Independent,
+    Objective,
+    about_independence,
+    print_comparison,
+)
+from privmarket.cli._options import Json, Seed, note
+from privmarket.reports._comparison import compare as run, distribution_called
 
 _Rules = Annotated[
     list[str],
@@ -39,12 +50,13 @@ def compare(
     profiles: Annotated[int, typer.Option(help="Markets to attack, with each seed.")] = 20,
     objective: Objective = "total-epsilon",
     attack: Attack = None,
-    exact: Annotated[
-        bool,
-        typer.Option("--exact", help="Also compare with the best truthful rule on a grid of types (≤ 4 clients)."),
-    ] = False,
+    exact: Exact = False,
+    certify: Certify = False,
+    coins: Coins = 20,
+    independent: Independent = False,
     figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw it: .png, .svg or .pdf (needs matplotlib).")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Also draw it: .png, .svg or .pdf (needs matplotlib); may be repeated."),
     ] = None,
     width: Annotated[
         float, typer.Option(min=2.0, help="Of the figure, in inches; 3.4 is a column of most conferences.")
@@ -56,7 +68,8 @@ def compare(
 ) -> None:
     """Compare rules, your own among them, on several distributions and sizes: table, LaTeX, CSV, figure.
 
-    A star marks a rule that broke a promise of its own. Then the exit code is 1.
+    A star marks a rule that broke a promise of its own. Then the exit code is 1, and below the table stands the
+    command that shows the witness.
 
     [bold]Examples[/bold]
 
@@ -65,15 +78,19 @@ def compare(
       privmarket compare csra mean-field-menu --scenario uniform --scenario lognormal --clients 10 --clients 20 \
 --seeds 3 --profiles 2 --figure out/rules.pdf --width 3.4 --latex out/rules.tex --csv out/rules.csv
     """
-    for path, option in ((figure, "--figure"), (latex, "--latex"), (csv, "--csv")):
+    figures = figure or []
+    for path, option in (*((one, "--figure") for one in figures), (latex, "--latex"), (csv, "--csv")):
         check_writable(path, option)
-    if figure is not None:
+    if figures:
         require("matplotlib")
+    named = scenario or ["uniform"]
+    sizes = clients or [100]
+    distributions = [distribution_called(one, independent=independent) for one in named]
     with Console(stderr=True).status("starting") as status:
         found = run(
             rules,
-            scenarios=scenario or ["uniform"],
-            clients=clients or [100],
+            scenarios=distributions if independent else named,
+            clients=sizes,
             budget=budget,
             budget_per_client=budget_per_client,
             seeds=seeds,
@@ -82,20 +99,24 @@ def compare(
             objective=objective,
             attack=attack or "quick",
             exact=exact,
+            certify=certify,
+            coins=coins,
             progress=lambda name: status.update(f"clearing and attacking {name}"),
         )
-    if figure is not None:
-        found.plot(figure, width=width)
-        note(f"figure: {figure}")
+    for one in figures:
+        found.plot(one, width=width)
+        note(f"figure: {one}")
     if latex is not None:
         write_atomically(latex, found.to_latex())
         note(f"LaTeX: {latex}")
     if csv is not None:
         found.to_csv(csv)
         note(f"CSV: {csv}")
-    if json:
-        print_json({"reports": [report.to_dict() for report in found]})
-    else:
-        print_table(comparison_table(found))
+    places = [(where, rule) for where, rule, *_ in product(named, rules, sizes, range(seeds))]
+    again = Again(attack or "quick", objective, independent)
+    print_comparison(found, again.commands(found, places), json=json)
+    for distribution in distributions:
+        for line in about_independence(distribution):
+            note(line)
     if found.broken:
         raise typer.Exit(1)

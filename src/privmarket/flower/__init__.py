@@ -9,9 +9,11 @@
 - `run_in_process`, `InProcessGrid`: a run without an engine, in one process.
 - `federation_server`, `federation_client`: a run of `pm.simulation` on Flower's engines, with the same outcome.
 
-To read the code, begin with `_server.py` (the buyer's side of a round) and `_seller.py` (what a client does and
-refuses); `_wire.py` lists the messages between them. A client that only bids loads no torch.
+A client that only bids loads no torch.
 """
+
+# To read the code, begin with `_server.py` (the buyer's side of a round) and `_seller.py` (what a client does and
+# refuses); `_wire.py` lists the messages between them.
 
 from privmarket._lazy import attach
 

@@ -93,7 +93,7 @@ class MarketResult:
         weights: the final model, array by array.
         releases: client → what it released, round by round.
         bid_seconds: how long the calls for bids took, per round.
-        declined: client → why it did not bid, in the words of `privacy._policy`, for those that ever did not.
+        declined: client → why it did not bid, in the words of its policy, for those that ever did not.
         round_seconds: how long the rounds took.
         cohorts: round → the number of its secure sums; under aggregate trust.
         build: makes the module that was trained; None if the run had arrays only.

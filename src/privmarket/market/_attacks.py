@@ -22,6 +22,8 @@ from privmarket.market._mechanism import CoalitionWitness, Mechanism
 
 # Offers below this share of the cap are not searched: they sell next to nothing.
 _LEAST_SHARE = 1e-3
+# Offers of a round number are tried as they are: a rule may treat them in a way of their own.
+_ROUND_OFFERS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Reports are tried together as long as their auctions hold no more bids than this.
 _BIDS_AT_ONCE = 50_000
 
@@ -109,22 +111,33 @@ class GridAttack:
         shares: points on (0, 1] times the own cap; 1 leaves ε truthful.
         neighbours: how many of the other bids are tried from just below and just above, where rules jump.
         over_valuation: whether valuations are searched at all, or stay truthful.
+        round_offers: whether 0.1, 0.5, 1, 2, 5 and 10 are offered, too, by those who have that much.
     """
 
     valuations: int = 41
     shares: int = 20
     neighbours: int = 16
     over_valuation: bool = True
+    round_offers: bool = False
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
         """Tries the grid for every client of `types`, (..., clients), and returns each client's best misreport."""
-        shares = np.linspace(1.0, 0.0, self.shares, endpoint=False)
+        offers = [*self.reported_offers(types)]
         reports = (
-            types.replace(valuation=valuation, epsilon=types.epsilon * share)
+            types.replace(valuation=valuation, epsilon=epsilon)
             for valuation in self.reported_valuations(types)
-            for share in shares
+            for epsilon in offers
         )
         return _best_of(mechanism, types, budget, reports)
+
+    def reported_offers(self, types: Bids) -> Iterator[Array]:
+        """Yields the offers that are tried, (..., clients) each and none above the own, the truth first."""
+        for share in np.linspace(1.0, 0.0, self.shares, endpoint=False):
+            yield types.epsilon * share
+        if self.round_offers:
+            for offer in _ROUND_OFFERS:
+                if (offer < types.epsilon).any():
+                    yield np.minimum(types.epsilon, offer)
 
     def reported_valuations(self, types: Bids) -> Iterator[Array]:
         """Yields the valuations that are tried, (..., clients) each, the truth first."""
@@ -154,6 +167,8 @@ class UpwardAttack:
         most: the largest offer that the market admits.
         offers: points between the own ε and `most`, in equal ratios, and then in equal steps.
         neighbours: how many of the other offers are tried from just below and just above.
+
+    Round numbers and `most` itself are offered, too.
     """
 
     most: float
@@ -163,7 +178,7 @@ class UpwardAttack:
     @property
     def words(self) -> str:
         """What it tries."""
-        return f"ε upwards: {self.offers} offers above the own, with values next to other bids"
+        return f"ε upwards: {self.offers} offers above the own, with round ones and values next to other bids"
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
         """Tries the offers for every client of `types`, (..., clients); returns each client's best one."""
@@ -177,6 +192,10 @@ class UpwardAttack:
         for part in np.linspace(0.0, 1.0, self.offers // 2 + 1)[1:]:
             yield np.minimum(types.epsilon * (top / types.epsilon) ** part, top)
             yield np.minimum(types.epsilon + (top - types.epsilon) * part, top)
+        yield top
+        for offer in _ROUND_OFFERS:
+            if ((types.epsilon < offer) & (offer < top)).any():
+                yield np.clip(offer, types.epsilon, top)
         ranked = np.sort(types.epsilon, axis=-1)
         count = min(self.neighbours, types.clients)
         for rank in np.unique(np.linspace(0, types.clients - 1, count).astype(int)):
@@ -319,14 +338,14 @@ def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: in
         combined(GridAttack(valuations, shares, neighbours), AscentAttack(starts, steps)),
         combined(GridAttack(valuations, 1, neighbours), AscentAttack(starts, steps, over_epsilon=False)),
         combined(
-            GridAttack(over_valuation=False, shares=5 * shares),
+            GridAttack(over_valuation=False, shares=5 * shares, round_offers=True),
             AscentAttack(starts, steps, over_valuation=False),
         ),
         (
             f"v and ε: a grid of {valuations} valuations × {shares} offers with values next to other bids, and "
             f"{ascent}",
             f"v alone: a grid of {valuations} valuations with values next to other bids, and {ascent}",
-            f"ε alone: a grid of {5 * shares} offers, and {ascent}",
+            f"ε alone: a grid of {5 * shares} offers, round ones, and {ascent}",
         ),
     )
 

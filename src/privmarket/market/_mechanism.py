@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from inspect import isfunction, signature
 from typing import ClassVar
 
 import numpy as np
@@ -148,7 +149,7 @@ class Finding:
 
 
 class Guarantee(ABC):
-    """The interface of a promise that a mechanism makes; `market._guarantees` has them."""
+    """The interface of a promise that a mechanism makes, such as `Truthful` or `BudgetFeasible`."""
 
     @property
     @abstractmethod
@@ -183,6 +184,10 @@ class Mechanism(ABC):
     market_facts: ClassVar[tuple[str, ...]] = ()
     sells_beyond_offers: ClassVar[bool] = False
     exact_in_batches: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        require_arguments(cls, "clear", "bids", "budget")
 
     def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
         """Clears one auction per leading index of `bids` and checks the outcome.
@@ -301,6 +306,27 @@ class Mechanism(ABC):
 
     def __repr__(self) -> str:
         return f"<mechanism {self.name}>"
+
+
+def require_arguments(kind: type, method: str, *arguments: str) -> None:
+    """Refuses a class whose own `method` cannot be called with these arguments, when the class is made.
+
+    Raises:
+        ConfigurationError: it needs others.
+    """
+    written = vars(kind).get(method)
+    if not isfunction(written):
+        return
+    try:
+        signature(written).bind("self", *arguments)
+    except TypeError as error:
+        coins = "clear_with(self, bids, budget, rng)"
+        raise ConfigurationError(
+            f"{kind.__name__}.{method}{signature(written)} is called as {method}({', '.join(arguments)}): {error}",
+            f"settings are arguments of __init__; a rule that throws coins derives from "
+            f"privmarket.market.RandomisedMechanism and writes {coins} in place of clear (page “Your own rule”, "
+            "“Settings, public facts, coins”)",
+        ) from error
 
 
 def deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:

@@ -210,7 +210,8 @@ class TypicalAggregateError(AggregateError):
         E = κ·(n/h)/(Σ μ_i n_i)² + H²·N·Σ (α_i − W_i)².
 
     Attributes:
-        heterogeneity: H = √(V/N), V the variance of clients' mean gradients: see `simulation._rehearsal`.
+        heterogeneity: H = √(V/N), V the variance of clients' mean gradients, as rehearsals
+            on public records measure it.
 
     Implements: the bias of a random assignment in docs/theory/aggregate-trust.md.
     """

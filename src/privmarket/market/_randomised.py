@@ -15,19 +15,24 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market._attacks import Attack, Regret, utility_of
 from privmarket.market._bids import Array, Bids
-from privmarket.market._mechanism import Mechanism
+from privmarket.market._mechanism import Mechanism, require_arguments
 from privmarket.market._outcome import Outcome
 
 
 class RandomisedMechanism(Mechanism):
     """A reverse auction that throws coins.
 
-    Subclasses implement `clear_with` and draw all chance from its `rng`. `run(bids, budget, rng)` clears with fresh
-    coins; `FixedCoins(rule, seed)` is the deterministic rule of one throw.
+    Subclasses set `name`, implement `clear_with` in place of `clear`, and draw all chance from its `rng`.
+    `run(bids, budget, rng)` clears with fresh coins; `FixedCoins(rule, seed)` is the deterministic rule of one
+    throw.
     """
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        require_arguments(cls, "clear_with", "bids", "budget", "rng")
 
     def run(self, bids: Bids, budget: ArrayLike, rng: np.random.Generator | None = None) -> Outcome:
         """Clears one auction per leading index of `bids`, with coins from `rng`."""
@@ -43,7 +48,19 @@ class RandomisedMechanism(Mechanism):
 
     @abstractmethod
     def clear_with(self, bids: Bids, budget: float, rng: np.random.Generator) -> Outcome:
-        """The rule itself on one market, `bids` of shape (clients,). All chance comes from `rng`."""
+        """The rule itself on one market. Write this method; call `run`.
+
+        Unlike `Mechanism.clear`, which gets many markets with budgets (..., 1), it gets one market at a time, as a
+        function does: the coins are thrown anew for each.
+
+        Args:
+            bids: valid offers, every field (clients,).
+            budget: the money of this market, a number.
+            rng: all chance comes from it, so that the same coins can be thrown again.
+
+        Returns:
+            An `Outcome` with `epsilon` and `payment` of shape (clients,).
+        """
 
 
 class FixedCoins(Mechanism):
@@ -64,6 +81,11 @@ class FixedCoins(Mechanism):
         for market in np.ndindex(bids.shape[:-1]):
             coins = np.random.default_rng(self.seed)
             outcome = self.rule.clear_with(bids[market] if market else bids, float(budget[market][0]), coins)
+            if not isinstance(outcome, Outcome):
+                raise OutcomeError(
+                    f"{self.name}: clear_with returned {type(outcome).__name__}, not an Outcome",
+                    "return privmarket.Outcome(epsilon, payment)",
+                )
             epsilon[market] = outcome.epsilon
             payment[market] = outcome.payment
         return Outcome(epsilon, payment)

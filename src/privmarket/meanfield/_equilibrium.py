@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privmarket._figures import new_figure, write
 from privmarket._files import in_words
 from privmarket._lazy import late
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market._bids import Array
 from privmarket.meanfield._game import DiscreteGame, Flow
 from privmarket.meanfield._grid import Grid, Mesh
@@ -23,10 +24,10 @@ from privmarket.meanfield._valuations import MeanReverting
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib import figure as drawing
     from matplotlib.axes import Axes
+
+    from privmarket._figures import Figure
 else:
-    drawing = late("matplotlib.figure")
     pandas = late("pandas")
 
 
@@ -233,13 +234,31 @@ class Equilibrium:
         """Exploitability ÷ mean payment, both over the whole game."""
         return self.exploitability / self.mean_payment
 
-    def strategy(self, kind: int = 0) -> BidFunction:
-        """The bid function of a kind of clients: (valuation, remaining_budget, time) → report."""
-        return BidFunction(Surface(self.game.mesh, self.shadow_price[:, kind], budget_offset=-0.5))
+    def strategy(self, kind: int | str = 0) -> BidFunction:
+        """The bid function of a kind of clients: (valuation, remaining_budget, time) → report.
 
-    def value_function(self, kind: int = 0) -> Surface:
-        """Φ of a kind of clients: (valuation, remaining_budget, time) → worth of the rest of the game."""
-        return Surface(self.game.mesh, self.value[:, kind])
+        Args:
+            kind: its number or its name, see `Problem.kind_names`.
+        """
+        return BidFunction(Surface(self.game.mesh, self.shadow_price[:, self._number(kind)], budget_offset=-0.5))
+
+    def value_function(self, kind: int | str = 0) -> Surface:
+        """Φ of a kind of clients: (valuation, remaining_budget, time) → worth of the rest of the game.
+
+        Args:
+            kind: its number or its name, see `Problem.kind_names`.
+        """
+        return Surface(self.game.mesh, self.value[:, self._number(kind)])
+
+    def _number(self, kind: int | str) -> int:
+        names = self.problem.kind_names
+        if isinstance(kind, str):
+            if kind not in names:
+                raise UnknownNameError.among("kind of clients", kind, names)
+            return names.index(kind)
+        if not 0 <= kind < len(names):
+            raise ConfigurationError(f"kind {kind} of {len(names)}", f"use 0 … {len(names) - 1}, or a name")
+        return kind
 
     def mean_valuation(self) -> Array:
         """(steps,) the mean valuation of clients who have budget left."""
@@ -289,24 +308,29 @@ class Equilibrium:
             index=pandas.Index(self.game.mesh.time[:-1], name="round"),
         )
 
-    def plot(self, path: str | Path | None = None, *, kind: int = 0) -> drawing.Figure:
-        """Four panels: prices and bids, how bids are raised, budgets over time, and how the solver got there.
+    def plot(self, path: str | Path | None = None, *, kind: int | str | None = None) -> Figure:
+        """Prices and bids, how bids are raised, budgets over time, and how the solver got there, a panel each.
 
         Args:
             path: where to write the figure too (PNG, PDF, SVG …).
-            kind: the kind of clients whose bids are drawn, where there are several.
+            kind: the number or the name of the kind of clients whose bids are drawn; by default each kind has a
+                panel.
 
         Needs matplotlib.
         """
-        made = drawing.Figure(figsize=(10.0, 7.2), dpi=150, layout="constrained")
-        axes = made.subplots(2, 2)
-        _draw_prices(axes[0, 0], self)
-        _draw_shading(made, axes[0, 1], self, kind)
-        _draw_budgets(axes[1, 0], self)
-        _draw_history(axes[1, 1], self)
+        kinds = range(self.problem.kinds) if kind is None else [self._number(kind)]
+        rows = (len(kinds) + 4) // 2
+        made = new_figure(10.0, 3.6 * rows)
+        panels = [*made.subplots(rows, 2).ravel()]
+        _draw_prices(panels.pop(0), self)
+        for one in kinds:
+            _draw_shading(made, panels.pop(0), self, one)
+        _draw_budgets(panels.pop(0), self)
+        _draw_history(panels.pop(0), self)
+        for unused in panels:
+            unused.remove()
         if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            made.savefig(path)
+            write(made, path)
         return made
 
     def save(self, path: Path) -> None:
@@ -380,7 +404,7 @@ def _draw_prices(axis: Axes, equilibrium: Equilibrium) -> None:
     axis.legend(fontsize=8, loc="upper left", ncols=1)
 
 
-def _draw_shading(made: drawing.Figure, axis: Axes, equilibrium: Equilibrium, kind: int) -> None:
+def _draw_shading(made: Figure, axis: Axes, equilibrium: Equilibrium, kind: int) -> None:
     mesh = equilibrium.game.mesh
     shadow = equilibrium.shadow_price[0, kind]
     image = axis.pcolormesh(mesh.budget, mesh.valuation, shadow, cmap="viridis", shading="nearest")

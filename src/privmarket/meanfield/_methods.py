@@ -255,3 +255,4 @@ def _enough(additions: int) -> int:
 
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (BestResponse, FictitiousPlay, OnlineMirrorDescent)}
+"""The methods that `solve` knows by name."""

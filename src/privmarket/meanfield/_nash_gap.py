@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
+from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._menus import MenuCurve
+from privmarket.market._randomised import RandomisedMechanism
 from privmarket.meanfield._equilibrium import Equilibrium
 from privmarket.meanfield._markets import (
     MenuMarket,
@@ -44,6 +46,7 @@ from privmarket.meanfield._markets import (
 )
 from privmarket.meanfield._schemes import ExplicitUpwind
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
+from privmarket.mechanisms._registry import Rule, resolve
 
 if TYPE_CHECKING:
     import pandas
@@ -111,7 +114,7 @@ class NashGap:
 def nash_gap(
     equilibrium: Equilibrium,
     clients: int,
-    mechanism: Mechanism | None = None,
+    mechanism: Rule | None = None,
     *,
     seeds: int | Sequence[int] = 20,
     progress: Progress | None = None,
@@ -124,15 +127,15 @@ def nash_gap(
     Args:
         equilibrium: solved with the explicit scheme.
         clients: N, 2 or more.
-        mechanism: clears each round. Unless given, the exact mean-field menu with the curve of the solved market,
-            whose limit for many clients is that market. Another rule, with a price that a client can move for
-            example, may stand here too.
+        mechanism: clears each round: a name, a `Mechanism` (class or object), a function, or whatever else
+            `mechanisms.resolve` takes; it is told the limit on offers. Unless given, the exact mean-field menu with
+            the curve of the solved market, whose limit for many clients is that market.
         seeds: how many independent runs, or their seeds; 2 or more.
         progress: called with the number of runs done and of all runs.
 
     Raises:
-        ConfigurationError: for an implicit scheme, a market without a menu where no mechanism is given, or one in
-            which clients gain anything but payment − valuation × sold.
+        ConfigurationError: for an implicit scheme, a rule that throws coins, a market without a menu where no
+            mechanism is given, or one in which clients gain anything but payment − valuation × sold.
     """
     runs = range(seeds) if isinstance(seeds, int) else seeds
     if len(runs) < 2:
@@ -230,14 +233,14 @@ class FiniteGame:
 
     Args:
         equilibrium: solved with the explicit scheme, whose steps are rounds of a finite game.
-        mechanism: clears each round; it sees ε caps of sale_cap × step. Unless given, the exact mean-field menu
-            with the curve of the solved market.
+        mechanism: clears each round, anything that `mechanisms.resolve` takes; it sees ε caps of sale_cap × step.
+            Unless given, the exact mean-field menu with the curve of the solved market.
         reports: how many reports are tabulated for rules without a closed form; 1025 for rules that answer many
             at once, 257 for others. The table's spacing h leaves a floor of order h² under a measured gap.
     """
 
     def __init__(
-        self, equilibrium: Equilibrium, mechanism: Mechanism | None = None, *, reports: int | None = None
+        self, equilibrium: Equilibrium, mechanism: Rule | None = None, *, reports: int | None = None
     ) -> None:
         if not isinstance(equilibrium.scheme, ExplicitUpwind):
             raise ConfigurationError(
@@ -256,10 +259,15 @@ class FiniteGame:
                     "give the mechanism that clears the rounds, or solve with a MenuMarket",
                 )
             mechanism = MeanFieldMenu(curve=market.curve, epsilon_max=self.cap)
+        rule = resolve(mechanism, market=MarketFacts(epsilon_max=self.cap))
+        if isinstance(rule, RandomisedMechanism):
+            raise ConfigurationError(
+                f"{rule.name} throws coins", "fix them: privmarket.market.FixedCoins(rule, seed)"
+            )
         self.equilibrium = equilibrium
-        self.mechanism = mechanism
+        self.mechanism: Mechanism = rule
         self.game = equilibrium.game
-        count = reports or (1025 if isinstance(mechanism, OffersReports) else 257)
+        count = reports or (1025 if isinstance(rule, OffersReports) else 257)
         self.reports = np.linspace(0.0, 1.2 * equilibrium.problem.price_ceiling, count)
         # Cumulative transition probabilities of each kind, (kinds, from, to).
         identity = np.eye(mesh.grid.valuation_cells)

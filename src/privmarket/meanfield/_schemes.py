@@ -185,3 +185,4 @@ def _solve(rate: Array, right: Array, mesh: Mesh, transposed: str) -> Array:
 
 
 SCHEMES: dict[str, BudgetScheme] = {s.name: s for s in (ExplicitUpwind(), ImplicitUpwind())}
+"""The finite-difference schemes that `solve` knows by name."""

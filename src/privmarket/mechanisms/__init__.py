@@ -1,16 +1,18 @@
 """Auction rules, one per file under its name from the literature, and the registry that finds them.
 
 - `mechanism(name)` makes a rule by its name, `resolve(rule)` from whatever a user may give: a name,
-  `file.py:Rule`, a class, an object, a function. `mechanism_names()` lists the names. `_registry.py` has all three.
+  `file.py:Rule`, a class, an object, a function. `mechanism_names()` lists the names.
 - Rules of the literature: `Pac`, `Vcg` and `KPlusOnePrice`, `Csra`, `MfgPricing`, `Jsam`, `ProportionalShare`.
 - Menus of posted prices: `MeanFieldMenu` sells shares of offers; `Ration`, `TwoStep` and `GradedRation` sell
-  amounts. The level that each client faces is computed in `_levels.py`. `PrecisionMenu` pays more for a unit of ε
-  to who offers more.
+  amounts. `PrecisionMenu` pays more for a unit of ε to who offers more.
 - `learned`: rules with trained weights, and how to train your own.
 - `FunctionRule` makes a rule from a function; `why_nothing_sold` explains a market without sales.
 
-Begin reading with `_proportional_share.py`, the shortest rule. Each name is imported when it is first used.
+Each name is imported when it is first used.
 """
+
+# To read the code, begin with `_proportional_share.py`, the shortest rule. `_registry.py` finds rules,
+# `_levels.py` computes the price level that each client faces under a menu.
 
 from privmarket._lazy import attach
 

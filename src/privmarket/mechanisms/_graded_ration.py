@@ -24,7 +24,7 @@ class GradedRation(RationMenu):
         distribution: public belief about clients, a distribution or its name.
         epsilon_max: public limit on offers.
         kappa, heterogeneity, honest_share, delta: of `TypicalAggregateError`. Only H²/κ matters;
-            `simulation._rehearsal` measures it on public records.
+            `simulation.plan` measures it on public records.
 
     Implements: the graded optimum of docs/theory/aggregate-trust.md.
     """

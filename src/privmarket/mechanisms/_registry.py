@@ -19,7 +19,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from privmarket._lazy import late, needed
-from privmarket._named import object_named
+from privmarket._named import names_code, object_named
 from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Guarantee, Mechanism
@@ -62,7 +62,8 @@ _REGISTRY: dict[str, tuple[str, str]] = {
 }
 
 Rule = Union[str, Mechanism, type[Mechanism], RuleFunction, "type[AuctionNetwork]"]
-"""Whatever `resolve` makes a mechanism from."""
+"""What a rule may be given as: a registered name; `file.py:Rule` or `package.module:Rule`; a `Mechanism`, class or
+object; a function (see `RuleFunction`); or a subclass of `AuctionNetwork`. `resolve` makes a mechanism from it."""
 
 
 def mechanism_names() -> tuple[str, ...]:
@@ -113,7 +114,7 @@ def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: obj
     """
     if not isinstance(rule, str):
         return _build(getattr(rule, "__name__", type(rule).__name__), rule, market, settings)
-    if rule in mechanism_names() or ":" not in rule:
+    if rule in mechanism_names() or not names_code(rule):
         return mechanism(rule, market=market, **settings)
     place = rule.rpartition(":")[0]
     if place in mechanism_names():  # a misspelt form of a registered rule, not a module

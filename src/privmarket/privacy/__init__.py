@@ -16,9 +16,11 @@ refuses what does not fit). What is exported, in the order of a sale:
 - `SellerPolicy`: what a seller agrees to, as a file.
 - `audit_family`, `collect_scores`: lower bounds on ε, from attacks on releases.
 
-Each name is imported when it is first used; `dir` lists them. In the source, read in this order: `_events`,
-`_calibration`, `_noise`, `_release`, `_accountant`, `_wallet`, `_wallet_store`.
+Each name is imported when it is first used; `dir` lists them.
 """
+
+# Read the source in this order: `_events`, `_calibration`, `_noise`, `_release`, `_accountant`, `_wallet`,
+# `_wallet_store`.
 
 from privmarket._lazy import attach
 

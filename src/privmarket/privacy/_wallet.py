@@ -49,6 +49,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket._counted import counted
+from privmarket._figures import new_figure, write
 from privmarket._lazy import late, require
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
@@ -73,10 +74,10 @@ from privmarket.privacy._gaussian import Array
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
+
+    from privmarket._figures import Figure
 else:
     pandas = late("pandas")
-drawing = late("matplotlib.figure")
 
 # A sale of exactly what is left must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
 _ROUNDING = 1.0 + 1e-12
@@ -431,7 +432,7 @@ class Wallet:
         """What was left of the wallet, and ε so far, after each sale; also written to `path` if it is given."""
         require("matplotlib")
         epsilon, left = self._course()
-        figure: Figure = drawing.Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+        figure = new_figure(6.4, 4.0)
         upper, lower = figure.subplots(2, 1, sharex=True)
         upper.step(range(len(left)), left, where="post", color="C0")
         upper.set(ylabel="part that is left", ylim=(0, 1.05))
@@ -441,7 +442,7 @@ class Wallet:
         lower.set(xlabel="sales", ylabel=f"ε at δ = {self.delta:g}", xlim=(0, None), ylim=(0, None))
         lower.legend(frameon=False)
         if path is not None:
-            figure.savefig(path)
+            write(figure, path)
         return figure
 
     def _course(self) -> tuple[list[float], list[float]]:

@@ -21,7 +21,7 @@ from privmarket._counted import counted
 from privmarket._figures import new_figure, own_look, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
-from privmarket._named import made_callable
+from privmarket._named import made_callable, names_code
 from privmarket.errors import ConfigurationError, MissingPartError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market import _attacks as attacks
 from privmarket.market._audit import (
@@ -32,6 +32,7 @@ from privmarket.market._audit import (
     student_t,
 )
 from privmarket.market._bids import Array
+from privmarket.market._certificate import check_certifiable
 from privmarket.market._distributions import Distribution, Source, distribution as distribution_of
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
@@ -131,7 +132,7 @@ def distribution_called(scenario: Source, *, independent: bool = False) -> Distr
     Raises:
         ConfigurationError: it is no distribution.
     """
-    if isinstance(scenario, str) and ":" in scenario and not scenario.lower().endswith(".csv"):
+    if isinstance(scenario, str) and names_code(scenario) and not scenario.lower().endswith(".csv"):
         found: Any = named_object("distribution", scenario)
         try:
             own: Any = found() if isclass(found) else found
@@ -201,7 +202,7 @@ def rule_code(rule: Rule, made: Mechanism, market: str, settings: Mapping[str, o
 
 
 def compare(
-    rules: str | Iterable[Rule | tuple[str, Rule]] | None = None,
+    rules: Rule | Iterable[Rule | tuple[str, Rule]] | None = None,
     *,
     scenario: Source = "uniform",
     scenarios: str | Iterable[Source] | None = None,
@@ -214,29 +215,32 @@ def compare(
     objective: str | Objective = "total-epsilon",
     attack: AttackLike = "quick",
     exact: bool = False,
+    certify: bool = False,
+    coins: int = 20,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Audits several rules on the same sampled markets, for one or several distributions and sizes.
 
     Args:
-        rules: each as for `audit`, or a pair (name, rule) under which tables show it; if left out, all registered
-            rules except the paper-literal forms. Of these, rules that need something that is not installed are
-            skipped and named in `Comparison.skipped`.
+        rules: one or several, each as for `audit`, or a pair (name, rule) under which tables show it; if left
+            out, all registered rules except the paper-literal forms. Of these, rules that need something that is
+            not installed are skipped and named in `Comparison.skipped`.
         scenario: the distribution of clients, as for `audit`.
         scenarios: several of them, in place of `scenario`.
         clients: clients per market, one number or several.
         budget: money per market. If left out, `budget_per_client` times the number of clients.
         seeds: how many independent repetitions, or their seeds. With two or more, figures come with an interval.
         seed: the first seed where `seeds` is a number.
+        certify: also bound from above what misreports gain, for those of the rules for which bounds are known.
         progress: called with what is next.
 
     The other arguments are those of `audit`; the attack is quick unless told otherwise.
     """
-    if isinstance(rules, str):
-        rules = [rules]
+    several = None if rules is None else _several(rules)
     if isinstance(scenarios, str):
         scenarios = [scenarios]
-    distributions = [distribution_called(one) for one in ([scenario] if scenarios is None else scenarios)]
+    given = [scenario] if scenarios is None else list(scenarios)
+    distributions = [(distribution_called(one), market_code(one)) for one in given]
     require_whole("seed", seed, 0)
     sizes = list(clients) if isinstance(clients, Iterable) else [clients]
     for size in sizes:
@@ -248,9 +252,11 @@ def compare(
         raise ConfigurationError("nothing to compare on", "give a scenario, a number of clients and a seed")
     reports = []
     skipped: list[str] = []
-    for distribution in distributions:
-        for label, rule in _resolved(rules, distribution, skipped):
+    for distribution, market in distributions:
+        for label, rule, code in _resolved(several, distribution, skipped, market):
             for size in sizes:
+                money = budget_per_client * size if budget is None else budget
+                bounded = certify and _certifiable(rule, distribution, size, money)
                 for repeat in repeats:
                     if progress is not None:
                         progress(f"{label} on {distribution.name}, {counted(size, 'client')}")
@@ -258,43 +264,66 @@ def compare(
                         rule,
                         scenario=distribution,
                         clients=size,
-                        budget=budget_per_client * size if budget is None else budget,
+                        budget=money,
                         profiles=profiles,
                         seed=repeat,
                         objective=objective,
                         attack=attack,
                         exact=exact,
+                        certify=bounded,
+                        coins=coins,
                     )
-                    reports.append(replace(report, mechanism=label))
+                    reports.append(replace(report, mechanism=label, rule_code=code))
     return Comparison(tuple(reports), tuple(dict.fromkeys(skipped)))
 
 
+def _several(rules: Rule | Iterable[Rule | tuple[str, Rule]]) -> list[Rule | tuple[str, Rule]]:
+    """The rules as a list, also where one was given by itself."""
+    if isinstance(rules, str | Mechanism) or callable(rules):
+        return [rules]
+    return list(rules)
+
+
 def _resolved(
-    rules: Iterable[Rule | tuple[str, Rule]] | None, distribution: Distribution, skipped: list[str]
-) -> list[tuple[str, Mechanism]]:
-    """(label, rule) of each rule, told what is publicly known of the distribution."""
+    rules: Sequence[Rule | tuple[str, Rule]] | None, distribution: Distribution, skipped: list[str], market: str
+) -> list[tuple[str, Mechanism, str]]:
+    """(label, rule, its `rule_code`) of each rule, told what is publicly known of the distribution.
+
+    Args:
+        market: Python that makes the distribution, see `market_code`.
+    """
     facts = MarketFacts.of(distribution)
-    made: list[tuple[str, Mechanism]] = []
+    made: list[tuple[str, Mechanism, str]] = []
     if rules is not None:
         for given in rules:
             label, rule = given if isinstance(given, tuple) else (None, given)
             built = resolve(rule, market=facts)
             name = label or built.name
-            if name in [other for other, _ in made]:
+            if name in [other for other, *_ in made]:
                 raise ConfigurationError(
                     f"two rules are called {name!r}",
                     f"name them in pairs: [({name + ' a'!r}, rule), ({name + ' b'!r}, rule)]",
                 )
-            made.append((name, built))
+            made.append((name, built, rule_code(rule, built, market, {})))
         return made
     for name in mechanism_names():
         if ":" in name:
             continue
         try:
-            made.append((name, resolve(name, market=facts)))
+            built = resolve(name, market=facts)
+            made.append((name, built, rule_code(name, built, market, {})))
         except MissingPartError as error:
             skipped.append(f"{name}: {error}")
     return made
+
+
+def _certifiable(rule: Mechanism, distribution: Distribution, clients: int, budget: float) -> bool:
+    """Whether an upper bound on what misreports gain is known for the rule."""
+    try:
+        check_certifiable(rule, distribution.sample(np.random.default_rng(0), clients), budget)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def attack_called(given: AttackLike) -> attacks.Attack | attacks.Level:
@@ -308,7 +337,7 @@ def attack_called(given: AttackLike) -> attacks.Attack | attacks.Level:
         return given
     if isinstance(given, str) and given in attacks.LEVELS:
         return attacks.LEVELS[given]
-    if isinstance(given, str) and ":" not in given:
+    if isinstance(given, str) and not names_code(given):
         unknown = UnknownNameError.among("attack", given, attacks.LEVELS)
         raise UnknownNameError(unknown.message, f"{unknown.hint}, or give one of your own as file.py:Attack")
     found = named_object("attack", given) if isinstance(given, str) else given
@@ -317,7 +346,17 @@ def attack_called(given: AttackLike) -> attacks.Attack | attacks.Level:
     return own
 
 
-COLUMNS = ("bought ε", "spent", "surplus", "worst misreport", "underpaid", "over budget", "over offer", "of fluid")
+COLUMNS = (
+    "bought ε",
+    "spent",
+    "surplus",
+    "worst misreport",
+    "worst over-offer",
+    "underpaid",
+    "over budget",
+    "beyond offer",
+    "of fluid",
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -405,13 +444,16 @@ class Comparison:
         """What each row of the table shows after the rule's name."""
         where = ("scenario", "clients") if len(self.markets) > 1 else ()
         best = ("of optimum",) if any(report.optimum_ratio is not None for report in self.reports) else ()
-        return (*where, *COLUMNS, *best)
+        above = ("no gain above",) if self._certified else ()
+        return (*where, *COLUMNS, *best, *above)
+
+    @property
+    def _certified(self) -> bool:
+        return any(report.certified is not None for report in self.reports)
 
     def rows(self) -> list[tuple[str, ...]]:
         """(rule, *columns) as text, best fluid ratio first within each distribution and size."""
-        several = len(self.markets) > 1
-        optimum = "of optimum" in self.columns
-        return [cell.row(with_market=several, with_optimum=optimum) for cell in self.cells()]
+        return [cell.row(self.columns) for cell in self.cells()]
 
     @property
     def broken(self) -> dict[str, tuple[str, ...]]:
@@ -425,7 +467,12 @@ class Comparison:
     @property
     def legend(self) -> str:
         """What stands below a table: what its columns mean, and which rule broke which promise."""
-        return " ".join([LEGEND, *self._breaches()])
+        return " ".join([self._meanings, *self._breaches()])
+
+    @property
+    def _meanings(self) -> str:
+        """What the columns mean."""
+        return f"{LEGEND} {CERTIFIED_LEGEND}" if self._certified else LEGEND
 
     def _breaches(self) -> list[str]:
         broken = "; ".join(f"{rule}: {', '.join(promises)}" for rule, promises in self.broken.items())
@@ -443,7 +490,7 @@ class Comparison:
             for line in lines
         ]
         skipped = (f"skipped: {why}" for why in self.skipped)
-        return "\n".join([self.title, *body, LEGEND, *self._breaches(), *skipped])
+        return "\n".join([self.title, *body, self._meanings, *self._breaches(), *skipped])
 
     def __str__(self) -> str:
         return self.table()
@@ -454,20 +501,36 @@ class Comparison:
         )
         head = "".join(f"<th>{escape(name)}</th>" for name in ("rule", *self.columns))
         breaches = "".join(f"<p>{escape(line)}</p>" for line in self._breaches())
-        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{cells}</table>{breaches}"
+        legend = f"<p>{escape(self._meanings)}</p>"
+        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{cells}</table>{legend}{breaches}"
 
-    def to_latex(self) -> str:
+    def to_latex(self, columns: Sequence[str] | None = None, *, transpose: bool = False) -> str:
         """The table as a LaTeX `tabular` for the package booktabs; intervals as ±.
 
-        A rule that broke a promise of its own has a star; a comment below says which promise.
+        A rule that broke a promise of its own has a star; comments below say which promise, and what the columns
+        mean.
+
+        Args:
+            columns: which of `Comparison.columns` to show, in this order; by default all.
+            transpose: a column per rule and a row per figure, for few rules with many figures.
+
+        Raises:
+            UnknownNameError: the comparison has no such column.
         """
-        lines = [_latex_row(("rule", *self.columns)), *(_latex_row(row) for row in self.rows())]
-        head, *body = lines
-        columns = "l" + "".join("l" if name == "scenario" else "r" for name in self.columns)
+        chosen = self.columns if columns is None else tuple(columns)
+        for name in chosen:
+            if name not in self.columns:
+                raise UnknownNameError.among("column", name, self.columns)
+        lines = [("rule", *chosen), *(cell.row(chosen) for cell in self.cells())]
+        alignment = "l" + "".join("l" if name == "scenario" else "r" for name in chosen)
+        if transpose:
+            lines = list(zip(*lines, strict=True))
+            alignment = "l" + "r" * (len(lines[0]) - 1)
+        head, *body = (_latex_row(line) for line in lines)
         inner = "\n".join(body)
-        below = "".join(f"% {line}\n" for line in self._breaches())
+        below = "".join(f"% {line}\n" for line in (self._meanings, *self._breaches()))
         return (
-            f"% {self.title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{inner}\n"
+            f"% {self.title}\n\\begin{{tabular}}{{{alignment}}}\n\\toprule\n{head}\n\\midrule\n{inner}\n"
             f"\\bottomrule\n\\end{{tabular}}\n{below}"
         )
 
@@ -496,8 +559,9 @@ class Comparison:
     def plot(self, path: str | Path | None = None, *, width: float = 7.0) -> Figure:
         """Value and incentive by rule; also written to `path` (PNG, PDF, SVG …) where given.
 
-        On one distribution and size: a bar per rule. On several distributions: dots; on several sizes: lines over
-        the number of clients. Whiskers are 95 % intervals over the seeds.
+        On one distribution and size: a bar per rule, with a diamond where an offer above the own ε gains. On
+        several distributions: dots; on several sizes: lines over the number of clients. Whiskers are 95 %
+        intervals over the seeds.
 
         Args:
             width: in inches; 3.4 is a column of most conferences.
@@ -555,8 +619,13 @@ class Cell:
             return 0.0
         return float(student_t(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
 
-    def row(self, *, with_market: bool, with_optimum: bool) -> tuple[str, ...]:
-        """(rule, *columns) as text."""
+    def row(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """(rule, *columns) as text; `columns` are some of `Comparison.columns`."""
+        texts = self._texts()
+        return (self.marked, *(texts[name] for name in columns))
+
+    def _texts(self) -> dict[str, str]:
+        """Each column's text."""
 
         def number(name: str, digits: int) -> str:
             text = f"{self.mean(name):.{digits}f}"
@@ -566,28 +635,41 @@ class Cell:
             worst = float(self.values(name).max())
             return never if worst == 0 else f"{self.mean(name):.0%}"
 
-        worst = _worst_gain(self)
-        where = (self.market[0], str(self.market[1])) if with_market else ()
-        best = (number("optimum_ratio", 3),) if with_optimum else ()
-        return (
-            self.marked,
-            *where,
-            number("epsilon_bought", 1),
-            number("spend", 2),
-            number("welfare", 2),
-            _percent(worst) if worst > 0 else "none",
-            share("rationality_violations", "none"),
-            share("budget_violations", "never"),
-            share("offer_violations", "never"),
-            number("fluid_ratio", 3),
-            *best,
-        )
+        def gain(direction: str) -> str:
+            worst = _worst_gain(self, direction)
+            return _percent(worst) if worst > 0 else "none"
+
+        def bound() -> str:
+            known = [report.certified.maximum_share for report in self.reports if report.certified is not None]
+            return _percent(max(known)) if known else UNKNOWN
+
+        return {
+            "scenario": self.market[0],
+            "clients": str(self.market[1]),
+            "bought ε": number("epsilon_bought", 1),
+            "spent": number("spend", 2),
+            "surplus": number("welfare", 2),
+            "worst misreport": gain("regret"),
+            "worst over-offer": gain("regret_in_epsilon_up"),
+            "underpaid": share("rationality_violations", "none"),
+            "over budget": share("budget_violations", "never"),
+            "beyond offer": share("offer_violations", "never"),
+            "of fluid": number("fluid_ratio", 3),
+            "of optimum": number("optimum_ratio", 3),
+            "no gain above": bound(),
+        }
 
 
+UNKNOWN = "–"
 LEGEND = (
-    "worst misreport: the largest gain found for any client, over the mean payment. "
-    "of fluid: ε bought over the fluid bound, the most that a truthful rule, which sees v, ε and records, buys "
-    "among many clients."
+    "worst misreport: the largest gain found for any client by another v and an offer up to its own ε, over the "
+    "mean payment. worst over-offer: the same by an offer above the own ε that the client can deliver; no promise "
+    "covers it. of fluid: ε bought over the fluid bound, the most that a truthful rule, which sees v, ε and "
+    "records, buys among many clients."
+)
+CERTIFIED_LEGEND = (
+    "no gain above: upper bound on what the misreports that its certificate is about gain, over the mean payment; "
+    f"{UNKNOWN} where no bound is known."
 )
 MARK = "*"
 """Behind the name of a rule that broke a promise of its own."""
@@ -618,6 +700,7 @@ def _latex_row(cells: tuple[str, ...]) -> str:
 _FLOOR = 1e-4
 _VALUE = "ε bought / fluid bound"
 _INCENTIVE = "worst misreport / mean pay"
+_UPWARDS = "◇ by an offer above the own ε"
 _GAIN_TICKS = {1e-4: "none", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%", 10.0: "1,000%"}
 _BROKEN_PROMISE = f"{MARK} breaks a promise of its own"
 _BEYOND = "passes its budget, or pays less than a client's cost"
@@ -640,11 +723,16 @@ def _within(cell: Cell) -> bool:
     return cell.mean("rationality_violations") == 0 and cell.mean("budget_violations") == 0
 
 
-def _worst_gain(cell: Cell) -> float:
-    """The largest gain over the mean payment that was found over all seeds; 0 where it is rounding."""
-    if not any(beyond_rounding(report.regret.maximum, report.budget) for report in cell.reports):
+def _worst_gain(cell: Cell, direction: str = "regret") -> float:
+    """The largest gain over the mean payment that was found over all seeds; 0 where it is rounding.
+
+    Args:
+        direction: `regret`, or the field of `AuditReport` with the gains of other misreports.
+    """
+    gains = cell.values(f"{direction}.maximum")
+    if not any(beyond_rounding(gain, report.budget) for gain, report in zip(gains, cell.reports, strict=True)):
         return 0.0
-    return float(cell.values("regret.maximum_share").max())
+    return float(cell.values(f"{direction}.maximum_share").max())
 
 
 def _percent(share: float) -> str:
@@ -676,6 +764,9 @@ def _bars(comparison: Comparison, width: float) -> Figure:
         else:
             incentive.barh(row, max(worst - _FLOOR, _FLOOR), left=_FLOOR, **style)
             _beside(incentive, max(worst, 2 * _FLOOR), row, _percent(worst))
+        upwards = _worst_gain(cell, "regret_in_epsilon_up")
+        if upwards > 0:
+            incentive.plot(max(upwards, _FLOOR), row, "D", ms=4, mfc="white", mec="black", mew=0.8, zorder=3)
     value.axvline(1.0, color="#555555", linestyle="--", linewidth=0.8, zorder=1.5)
     value.set_xlim(0, 1.22 * longest)
     value.set_xlabel(f"{_VALUE} (dashed: limit of truthful rules)" if not narrow else _VALUE, fontsize=8)
@@ -825,6 +916,8 @@ def _legend(made: Figure, axes: Axes, comparison: Comparison, rules: Sequence[st
 
 def _say_broken(made: Figure, cells: Sequence[Cell], narrow: bool) -> None:
     said = [_BROKEN_PROMISE] if any(cell.broken for cell in cells) else []
+    if any(_worst_gain(cell, "regret_in_epsilon_up") > 0 for cell in cells):
+        said.append(_UPWARDS)
     if not all(_within(cell) for cell in cells):
         said.append(f"hatched: {_BEYOND}")
     if said:

@@ -33,8 +33,7 @@ def write_plan(plan: Plan, path: Path) -> Path:
     if path.suffix == ".html":
         write_atomically(path, _page(plan))
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        plan.plot().savefig(path)
+        plan.plot(path)
     return path
 
 

@@ -3,7 +3,7 @@
 `Round` is a state machine without I/O. The simulation, the Flower apps and the broker all use it, so what it
 enforces (payment on delivery, the rest refunded, no sale above an offer) holds in all of them. `play_round` plays a
 round with four parties: those who bid (`Bidders`), the holder of the auction (`Auctioneer`), those who train
-(`Trainers`), and the wallets that are charged (`privacy._wallet_store.WalletStore`). It needs NumPy and SciPy,
+(`Trainers`), and the wallets that are charged. It needs NumPy and SciPy,
 neither torch nor a web server.
 
 Begin with `play_round`, then `Round`; `Terms`, `Offer`, `Award` and `RoundRecord` are what they pass around,

@@ -9,7 +9,8 @@ from privmarket._settings import HONEST_SHARE, TRUSTS, Trust
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 
-MICRO = 1_000_000  # micro-units of money in one unit
+MICRO = 1_000_000
+"""Micro-units of money in one unit: rounds count money in whole micro-units."""
 _MOST_MICRO = 10**18  # such amounts, and a rule's rounding errors, fit into 64 bits
 
 

@@ -238,10 +238,15 @@ class OpenedShares:
 
 
 DealerMessage = DealingCall | CommitmentList
+"""What the server sends while sellers are dealt into cohorts."""
 DealtMessage = Commitment | OpenedSecret
+"""What a seller answers while sellers are dealt into cohorts."""
 ServerMessage = Invitation | KeyList | DeliveredShares | InputRequest | SurvivorList | Confirmations
+"""What the server sends in a sum."""
 SellerMessage = AdvertisedKeys | SealedShares | CheckedShares | MaskedInput | Confirmation | OpenedShares
+"""What a seller answers in a sum."""
 Message = ServerMessage | SellerMessage | DealerMessage | DealtMessage
+"""Every message of the protocol."""
 
 _KINDS: tuple[type, ...] = (
     Invitation,

@@ -32,16 +32,22 @@ from privmarket.privacy._release import ReleaseGrid, double_sum_inflation, sum_i
 
 Integers = NDArray[np.int64]
 
-# Shares are made in float64, which holds every integer up to 2^53; no share of a sum below that is larger. Rounding
-# a share after its noise is added would break the proof.
 MODULUS_BITS = 54
+"""The most bits of the modulus of a sum.
+
+Shares are made in float64, which holds every integer up to 2^53; no share of a sum below that is larger. Rounding a
+share after its noise is added would break the proof.
+"""
 # Two digits of noise have deviation 2^15, which leaves room for the sum in a modulus of 32 bits.
 _MIN_LEVELS = 2
 # Rounding to the grid may add this share to the sensitivity; the weight is smaller by as much.
 _GRID_SHARE = 2.0**-7
-# h·d draws, each within 4.05·2^−112 of a rounded Gaussian: 1.02·2^−80, below the 1.5·2^−80 that `calibration`
-# charges to δ.
 MOST_DRAWS = 2**30
+"""The most draws of noise in one sum, sellers × coordinates.
+
+Each is within 4.05·2^−112 of a rounded Gaussian: all together within 1.02·2^−80, below the 1.5·2^−80 that the
+calibration of the noise charges to δ.
+"""
 
 
 def honest_sellers(sellers: int, honest_share: float) -> int:

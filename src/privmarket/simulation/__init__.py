@@ -12,13 +12,13 @@ Begin with `federate` (one run from plain arguments) and `plan` (what a model wi
 - `attack_client`, `attack_run` → `AttackResult`: what an attacker can tell from real releases, beside the claim.
   `AttackPlan` says which client is attacked; `Subject` is that client, as an attack of your own is given it.
 
-To read the code, begin with `Federation.step` in `_federation.py`: it plays one round of `privmarket.rounds` and
-moves the model. `_pool.py` trains the sellers, `_server.py` weighs and adds up their updates, `_bidding.py` makes
-the clients' bids, `_own_records.py` fits models to the buyer's own records, and `_rehearsal.py` chooses settings on
-public records.
-
 Each name is imported when it is first used, and torch with what trains; `dir` lists them.
 """
+
+# To read the code, begin with `Federation.step` in `_federation.py`: it plays one round of `privmarket.rounds` and
+# moves the model. `_pool.py` trains the sellers, `_server.py` weighs and adds up their updates, `_bidding.py`
+# makes the clients' bids, `_own_records.py` fits models to the buyer's own records, and `_rehearsal.py` chooses
+# settings on public records.
 
 from privmarket._lazy import attach
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from privmarket._named import made_callable
+from privmarket._named import made_callable, names_code
 from privmarket._settings import DELTA, AttackPlan as AttackPlan
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.mechanisms._registry import named_object
@@ -246,7 +246,7 @@ def attack_called(given: str | OwnAttack) -> str | OwnAttack:
     """
     if isinstance(given, str) and given in ATTACKS:
         return given
-    if isinstance(given, str) and ":" not in given:
+    if isinstance(given, str) and not names_code(given):
         unknown = UnknownNameError.among("attack", given, ATTACKS)
         raise UnknownNameError(unknown.message, f"{unknown.hint}, or give one of your own as file.py:Attack")
     found = named_object("attack", given) if isinstance(given, str) else given

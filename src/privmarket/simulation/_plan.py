@@ -27,7 +27,7 @@ import numpy as np
 
 from privmarket import __version__
 from privmarket._counted import counted
-from privmarket._figures import new_figure
+from privmarket._figures import new_figure, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late, require
 from privmarket._settings import DELTA, HONEST_SHARE, Trust
@@ -403,7 +403,7 @@ class Plan:
             words = "\n".join(textwrap.wrap(self.sentence(), 95))
             figure.text(0.5, 0.5, words, ha="center", va="center", fontsize=9)
             if path is not None:
-                figure.savefig(path, dpi=150)
+                write(figure, path)
             return figure
         figure = new_figure(9.5, 3.4)
         money = [point.total for point in self.points]
@@ -440,7 +440,7 @@ class Plan:
             panels[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
             panels[1].set_yticks([], minor=True)
         if path is not None:
-            figure.savefig(path, dpi=150)
+            write(figure, path)
         return figure
 
     def sentence(self) -> str:

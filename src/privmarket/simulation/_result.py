@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket._counted import counted
+from privmarket._figures import new_figure, write
 from privmarket._lazy import late, require
 from privmarket.errors import DataError
 from privmarket.market._bids import Array, Bids
@@ -29,11 +30,10 @@ from privmarket.simulation._config import FederationConfig, statistics_words
 if TYPE_CHECKING:
     import pandas
     import torch
-    from matplotlib import figure as figures
-    from matplotlib.figure import Figure
     from torch import nn
 
     from privmarket import training
+    from privmarket._figures import Figure
     from privmarket.simulation import _model_file as model_files
     from privmarket.simulation._moments import Whitening
     from privmarket.simulation._own_records import OwnRecords
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 else:  # a server reads statements without torch, and tables and figures are extras
     pandas = late("pandas")
     torch = late("torch")
-    figures = late("matplotlib.figure")
     training = late("privmarket.training")
     model_files = late("privmarket.simulation._model_file")
     models = late("privmarket.tasks._models")
@@ -179,7 +178,7 @@ class RunResult:
             for paid, record in zip(money, self.records, strict=True)
             if record.accuracy is not None
         ]
-        figure = figures.Figure(figsize=(5.2, 3.4), layout="constrained")
+        figure = new_figure(5.2, 3.4)
         axes = figure.subplots()
         x = [paid for paid, _ in measured]
         axes.plot(x, [value for _, value in measured], "o-", color="#D55E00", label="bought")
@@ -198,7 +197,7 @@ class RunResult:
         axes.grid(alpha=0.25)
         axes.legend(loc="best", fontsize=8)
         if path is not None:
-            figure.savefig(path, dpi=150)
+            write(figure, path)
         return figure
 
     def __repr__(self) -> str:

@@ -19,11 +19,11 @@ Task('breast-cancer', classification, 10 clients, 410 private, 41 public, 114 te
   clients.
 - `own_records_alone`, `FittedBaseline`: models of the buyer's own records, without any sale.
 
-To read the code, begin with `_task.py`. A table goes through `_tables.py` (cells), `_schema.py` (what is known),
-`_pipeline.py` (cells to inputs) and `_from_table.py` (who holds which rows).
-
 Each name is imported when it is first used; `dir` lists them.
 """
+
+# To read the code, begin with `_task.py`. A table goes through `_tables.py` (cells), `_schema.py` (what is known),
+# `_pipeline.py` (cells to inputs) and `_from_table.py` (who holds which rows).
 
 from privmarket._lazy import attach
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privmarket import training
-from privmarket._named import object_named
+from privmarket._named import names_code, object_named
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
 
 Shape = tuple[int, ...]
@@ -148,7 +148,7 @@ def model_builder(
         outputs: how many numbers the model gives for a record.
         buckets: how many different tokens there are, if the inputs are tokens.
     """
-    if isinstance(model, str) and ":" in model:
+    if isinstance(model, str) and names_code(model):
         found = object_named("build", model)
         if not callable(found):
             raise ConfigurationError(f"{model} is no function", "name a function that returns a torch.nn.Module")

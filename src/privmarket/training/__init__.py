@@ -15,13 +15,13 @@
 - `clipped_sum`, `noisy_sum`: the same sums for gradients of any framework, as NumPy arrays; without torch.
 - `cross_entropy` and other losses that never raise an error.
 
-To read the code, begin with `private_updates` in `_local.py`. `_clipping.py` clips gradients and adds them up,
-`_gradients.py` runs the passes, `_layers.py` has a rule for each operation of torch, `_row_gradients.py` the
-per-record gradients that rules record, `_arithmetic.py` the bounds on rounding. `_check.py` tries a module before
-it is used.
-
 Each name is imported when it is first used, and torch with it; `dir` lists them.
 """
+
+# To read the code, begin with `private_updates` in `_local.py`. `_clipping.py` clips gradients and adds them up,
+# `_gradients.py` runs the passes, `_layers.py` has a rule for each operation of torch, `_row_gradients.py` the
+# per-record gradients that rules record, `_arithmetic.py` the bounds on rounding. `_check.py` tries a module
+# before it is used.
 
 from privmarket._lazy import attach
 

@@ -109,7 +109,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class ClippedSums:
-    """The clipped sum of each client. Private: only `privacy._release` may release it.
+    """The clipped sum of each client. Private: noise must be added before anybody sees it.
 
     Attributes:
         values: (clients, parameters), float32 where every client's sum is; else float64.

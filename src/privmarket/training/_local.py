@@ -41,13 +41,13 @@ from privmarket.training._clipping import (
 from privmarket.training._gradients import method_for
 from privmarket.training._model import PrivateModel
 
-# Clients trained at once: many if batches are small and calls cost more than arithmetic, few if a step uses all
-# records.
 SMALL_BATCH_CHUNK = 25
+"""Clients trained at once where batches are small: calls cost more than arithmetic."""
 FULL_BATCH_CHUNK = 10
+"""Clients trained at once where a step uses all records."""
 
-# The unit of privacy: one record, or all records of one person.
 UNITS = ("record", "person")
+"""The unit of privacy: one record, or all records of one person."""
 
 
 @dataclass(frozen=True)

@@ -96,3 +96,4 @@ def _like(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: tuple[Loss, ...] = (cross_entropy, binary_cross_entropy, squared_error, absolute_error, inner_product)
+"""The losses of this package; none of them raises an error on any outputs."""

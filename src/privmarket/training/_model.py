@@ -23,7 +23,7 @@ from privmarket.training._losses import Loss, cross_entropy
 from privmarket.training._stacks import is_stack, leaves
 
 Column = Tensor | ArrayLike
-"""One value or row per record: a tensor, an array, or a list."""
+"""Inputs or labels, one value or row per record: a tensor, an array, or a list."""
 Arrays = Mapping[str, np.ndarray]
 """Parameters by name, in the module's shapes."""
 

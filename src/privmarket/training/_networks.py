@@ -49,6 +49,7 @@ def cnn(record_shape: tuple[int, ...], classes: int, channels: tuple[int, int] =
 
 _NETWORKS = {"mlp": mlp, "logistic": logistic, "cnn": cnn}
 NETWORKS = tuple(_NETWORKS)
+"""The names that `build_network` knows."""
 
 
 def build_network(name: str, record_shape: tuple[int, ...], classes: int) -> nn.Sequential:

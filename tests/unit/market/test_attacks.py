@@ -30,6 +30,35 @@ def test_each_attack_finds_most_of_a_first_price_gain(attack, rng):
     assert found.gain[0] <= 0.4 + 1e-9
 
 
+class RoundBonus(Mechanism):
+    """Pays a fixed price, and a bonus to whoever offers exactly ε = 1."""
+
+    name = "round-bonus"
+    guarantees = (guarantees.Truthful("epsilon"),)
+
+    def clear(self, bids, budget):
+        sold = np.where(bids.valuation <= 0.5, 0.01 * np.minimum(bids.epsilon, 1.0), 0.0)
+        return pm.Outcome(sold, 0.5 * sold + np.where(bids.epsilon == 1.0, 0.1, 0.0))
+
+
+@pytest.mark.parametrize("level", attacks.LEVELS)
+def test_a_bonus_for_a_round_offer_is_found(level, rng):
+    types = pm.Bids([0.2, 0.3, 0.4], [0.6180339887, 1.4142135624, 3.1415926536])
+    found = attacks.LEVELS[level].epsilon(RoundBonus(), types, 1.0, rng)
+    assert found.gain == pytest.approx([0.0, 0.1, 0.1], abs=0.01)
+    assert found.epsilon[1:].tolist() == [1.0, 1.0]
+    above = attacks.UpwardAttack(5.0)(RoundBonus(), types, 1.0, rng)
+    assert above.epsilon[0] == 1.0
+    assert above.gain == pytest.approx([0.1, 0.0, 0.0], abs=0.01)
+
+
+def test_the_limit_on_offers_itself_is_tried(rng):
+    types = pm.Bids([0.2, 0.3], [0.7, 1.1])
+    offers = [*attacks.UpwardAttack(4.9).reported_offers(types)]
+    assert any((offer == 4.9).all() for offer in offers)
+    assert all(((types.epsilon <= offer) & (offer <= 4.9)).all() for offer in offers)
+
+
 def test_undeliverable_epsilon_is_no_gain(rng):
     """PAC as printed sells 1/(n − k) whatever was offered: a client that cannot deliver gains nothing."""
     types = pm.Bids([0.1, 0.2, 0.3], [0.05, 5.0, 5.0])

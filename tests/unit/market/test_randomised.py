@@ -30,6 +30,38 @@ class RandomPrice(RandomisedMechanism):
         return pm.Outcome(sold, sold * price)
 
 
+def test_a_clear_with_coins_is_refused_where_it_is_written():
+    with pytest.raises(
+        ConfigurationError, match=r"Coins\.clear\(self, bids, budget, rng\).*argument: 'rng'"
+    ) as told:
+
+        class Coins(pm.Mechanism):
+            def clear(self, bids, budget, rng):
+                return None
+
+    assert "clear_with(self, bids, budget, rng)" in told.value.hint
+    with pytest.raises(ConfigurationError, match=r"clear_with\(self, bids, budget\)"):
+
+        class NoCoins(RandomisedMechanism):
+            def clear_with(self, bids, budget):
+                return None
+
+    class MoreThanNeeded(pm.Mechanism):
+        def clear(self, bids, budget, price=0.5, *more, **others):
+            return None
+
+
+def test_an_answer_that_is_no_outcome_is_refused():
+    class Pair(RandomisedMechanism):
+        name = "pair"
+
+        def clear_with(self, bids, budget, rng):
+            return bids.epsilon, bids.epsilon
+
+    with pytest.raises(OutcomeError, match="clear_with returned tuple"):
+        Pair().run(pm.Bids([0.1], [1.0]), 1.0, np.random.default_rng(0))
+
+
 class TruthfulOnAverage(RandomisedMechanism):
     """Heads: everybody is paid a bonus of its report; tails: it is fined by it. On average that is nothing."""
 

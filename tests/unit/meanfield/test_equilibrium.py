@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.meanfield import BidFunction, Grid, Mesh, Problem, Surface, solve, truthful
 
 MESH = Mesh(Grid(20, 11, 8), valuation_limit=1.0, budget_limit=5.0, horizon=4.0)
@@ -110,6 +111,20 @@ def test_the_figure_labels_its_axes_and_says_when_it_is_no_solution(solved, tmp_
     np.testing.assert_array_equal(prices.lines[0].get_ydata(), solved.price)
     unsolved = solve(Problem.from_scenario(), grid="16x12x12", max_iterations=1)
     assert "NOT a solution" in unsolved.plot().axes[3].get_title()
+
+
+def test_kinds_of_clients_have_names_and_panels(solved):
+    titles = [axis.get_title() for axis in solved.plot().axes]
+    assert [sum(f"uniform, kind {kind}" in title for title in titles) for kind in (0, 1)] == [1, 1]
+    alone = [axis.get_title() for axis in solved.plot(kind="uniform, kind 1").axes]
+    assert not any("kind 0" in title for title in alone)
+    point = (0.3, 1.0, 2.0)
+    assert solved.strategy("uniform, kind 1")(*point) == solved.strategy(1)(*point) != solved.strategy(0)(*point)
+    assert solved.value_function("uniform, kind 1")(*point) == solved.value_function(1)(*point)
+    with pytest.raises(UnknownNameError, match="unknown kind of clients 'clinics'"):
+        solved.plot(kind="clinics")
+    with pytest.raises(ConfigurationError, match="kind 2 of 2"):
+        solved.strategy(2)
 
 
 def test_reprs_are_short(solved):

@@ -19,7 +19,7 @@ from privmarket.meanfield import (
     nash_gap,
     solve,
 )
-from privmarket.mechanisms import mechanism
+from privmarket.mechanisms import ProportionalShare, mechanism
 from privmarket_fixtures.plug_in_menu import PlugInMenu
 
 GRID = Grid(24, 24, 30)
@@ -50,6 +50,26 @@ def test_both_bounds_are_bracketed_and_fall(solved, rule):
         assert 0 <= gap.own_state_limit < 0.5 * gap.hindsight.mean()
     assert many.hindsight.mean() < 0.2 * few.hindsight.mean()
     assert many.price_error.mean() < 0.6 * few.price_error.mean()
+
+
+def test_a_rule_is_given_in_any_form(solved, rule):
+    """A name, a class, a function or an object; a name is told the limit on offers of the rounds."""
+    by_name, by_object = (nash_gap(solved, 10, given, seeds=2) for given in ("mean-field-menu", rule))
+    np.testing.assert_array_equal(by_name.hindsight, by_object.hindsight)
+
+    def shared(bids, budget):
+        outcome = mechanism("proportional-share").run(bids, budget)
+        return outcome.epsilon, outcome.payment
+
+    forms = ("proportional-share", ProportionalShare, shared)
+    gaps = [nash_gap(solved, 5, given, seeds=2).mean_payment.tolist() for given in forms]
+    assert gaps[0] == gaps[1] == gaps[2]
+
+    def coins(bids, budget, rng):
+        return shared(bids, budget)
+
+    with pytest.raises(ConfigurationError, match="coins throws coins"):
+        nash_gap(solved, 10, coins)
 
 
 def test_a_strategy_that_does_not_look_ahead_has_a_gap_that_stays(solved, rule):

@@ -103,6 +103,28 @@ def test_classes_and_objects():
         resolve(lambda: None)
 
 
+def test_a_file_without_a_name_is_answered_with_the_names_in_it(tmp_path, monkeypatch):
+    """Read, not run: the file may do anything when it is imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules.py").write_text(
+        "import numpy as np\nclass Split: ...\ndef first(bids, budget): ...\ndef _helper(): ...\nraise SystemExit\n"
+    )
+    for given in ("rules.py", "rules.py:"):
+        with pytest.raises(ConfigurationError, match="names a file and no rule in it") as told:
+            resolve(given)
+        assert told.value.hint == "write rules.py:NAME, with one of: Split, first"
+    with pytest.raises(ConfigurationError, match="names a file and no attack in it"):
+        pm.audit("pac", attack="rules.py", clients=2, profiles=1)
+    with pytest.raises(ConfigurationError, match="names a file and no distribution in it"):
+        pm.audit("pac", scenario="rules.py", clients=2, profiles=1)
+    (tmp_path / "rules.py").write_text("class Split(:\n")
+    with pytest.raises(ConfigurationError, match="names a file") as told:
+        resolve("rules.py")
+    assert told.value.hint == "write rules.py:NAME"
+    with pytest.raises(ConfigurationError, match="names no rule"):
+        resolve("nowhere.py")
+
+
 def test_module_and_file_names(tmp_path, monkeypatch):
     source = "def free(bids, budget):\n    return 0 * bids.epsilon, 0 * bids.epsilon\n"
     (tmp_path / "mine_for_test.py").write_text(source)

@@ -59,7 +59,7 @@ def test_intervals_are_students(found):
     values = [report.fluid_ratio for report in cell.reports]
     low, high = t.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / np.sqrt(3))
     assert cell.half_width("fluid_ratio") == pytest.approx((high - low) / 2)
-    assert f"{np.mean(values):.3f} ± {(high - low) / 2:.3f}" in cell.row(with_market=True, with_optimum=False)
+    assert f"{np.mean(values):.3f} ± {(high - low) / 2:.3f}" in cell.row(found.columns)
 
 
 def test_latex_and_csv(found, tmp_path):
@@ -72,6 +72,56 @@ def test_latex_and_csv(found, tmp_path):
     rows = list(csv.DictReader(StringIO((tmp_path / "rules.csv").read_text())))
     assert text.count("\n") == len(rows) + 1 == len(found) + 1
     assert float(rows[0]["regret.mean"]) == found.reports[0].regret.mean
+
+
+def test_latex_of_chosen_columns_and_transposed(found):
+    latex = found.to_latex(columns=["of fluid", "clients"])
+    assert "\\begin{tabular}{lrr}\n\\toprule\nrule & of fluid & clients" in latex
+    one = Comparison(tuple(r for r in found if r.clients == 4 and r.scenario == "uniform"))
+    lines = one.to_latex(columns=["spent", "underpaid"], transpose=True).splitlines()
+    rules = [cell.rule.replace("_", "\\_") for cell in one.cells()]
+    assert lines[1] == "\\begin{tabular}{lrr}"
+    assert lines[3] == f"rule & {rules[0]} & {rules[1]} \\\\"
+    assert [line.split(" & ")[0] for line in lines[5:7]] == ["spent", "underpaid"]
+    with pytest.raises(UnknownNameError, match="unknown column 'spend'"):
+        found.to_latex(columns=["spend"])
+
+
+def test_gains_of_offers_above_the_own_are_shown():
+    """pac asks for so little that a client with less ε than the limit can claim the limit."""
+    found = pm.compare(["pac", "ration"], clients=20, profiles=2)
+    pac = found["pac"]
+    assert pac.regret.maximum_share < 1e-9 < 0.1 < pac.regret_in_epsilon_up.maximum_share
+    rows = {row[0]: dict(zip(found.columns, row[1:], strict=True)) for row in found.rows()}
+    assert rows["pac"]["worst misreport"] == "none"
+    assert rows["pac"]["worst over-offer"] == f"{pac.regret_in_epsilon_up.maximum_share:.0%}"
+    assert rows["ration"]["worst over-offer"] == "none"
+    for text in (found.table(), found.to_latex(), found._repr_html_()):
+        assert "worst over-offer: the same by an offer above the own" in text
+    figure = found.plot()
+    drawn = [line for line in figure.axes[1].get_lines() if line.get_marker() == "D"]
+    assert [line.get_xdata()[0] for line in drawn] == [pac.regret_in_epsilon_up.maximum_share]
+    assert "by an offer above the own" in figure.get_supxlabel()
+
+
+def test_upper_bounds_are_a_column_where_they_were_asked_for():
+    found = pm.compare(["ration", flat_price], clients=3, profiles=1, attack=FEW, certify=True)
+    assert found.columns[-1] == "no gain above"
+    assert {row[0]: row[-1] for row in found.rows()} == {"ration": "0.00%", "flat_price": "–"}
+    assert "no gain above: upper bound" in found.legend
+
+
+def test_coins_are_thrown_as_often_as_asked():
+    def posted(bids, budget, rng):
+        return flat_price(bids, budget)
+
+    found = pm.compare(posted, clients=3, profiles=1, attack=FEW, coins=3)
+    assert found["posted"].coins == 3
+
+
+def test_a_witness_in_a_comparison_can_be_run_again():
+    found = pm.compare(FirstPrice, clients=4, profiles=1)
+    assert "from tests.laws.broken import FirstPrice" in found.reports[0].replay()
 
 
 def test_a_rule_that_breaks_its_promise_is_marked_everywhere():

@@ -8,10 +8,12 @@
 - `RegretNet`, `DmRegretNet`, `RegretFormer`, `MfgRegretNet`, `MfgRegretNetLiteral` and `MfgMenuNet` are the rules
   that ship with weights. `privmarket.mechanism("regretnet")` is the usual way to them.
 
-Begin reading with `_networks.py` (what a network is), then `_trainer.py` (a training step) and `_session.py` (the
-run on disk). Each rule has its own file. This is the only auction code that imports torch, and only where a
-network is trained or run: `MfgMenuNet` runs on NumPy. `docs/how-to/your-own-network.md` shows a whole network.
+The page docs/how-to/your-own-network.md shows a whole network. This is the only auction code that imports torch,
+and only where a network is trained or run: `MfgMenuNet` runs on NumPy.
 """
+
+# To read the code, begin with `_networks.py` (what a network is), then `_trainer.py` (a training step) and
+# `_session.py` (the run on disk). Each rule has its own file.
 
 from privmarket._lazy import attach
 

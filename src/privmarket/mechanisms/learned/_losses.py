@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from privmarket._named import names_code
 from privmarket.errors import ConfigurationError
 from privmarket.mechanisms._registry import named_object
 from privmarket.mechanisms.learned._markets import Markets, Trade
@@ -249,7 +250,7 @@ def training_loss(given: LossLike, steering: Steering, individual_rationality: f
             return Lagrangian(steering, individual_rationality)
         if given == Penalty.name:
             return Penalty(steering.first, individual_rationality)
-        if ":" not in given:
+        if not names_code(given):
             raise ConfigurationError(
                 f"unknown loss {given!r}", f"choose one of: {', '.join(LOSSES)}, or give file.py:Class"
             )

@@ -67,9 +67,13 @@ class MfgMenuNet(MeanFieldMenu):
         kappa, heterogeneity: of the aggregation error or the aggregate error, when it is given by its name.
         honest_share, delta: of the aggregate error.
         scenario: the buyer's public belief about the distribution of clients; a wrong one costs value, never
-        truthfulness. epsilon_max: public limit on offers. service_share, service_valuation, unit_compensation:
-        floors, see `Floors`; not for the aggregate error. service_amount: floor for the aggregate error: ε that
-        everybody below the highest price can sell before
+            truthfulness.
+        epsilon_max: public limit on offers.
+        service_share, service_valuation: a floor: everyone with v ≤ `service_valuation` sells at least this share
+            of its ε, whenever the budget can pay for that together with one client's reserve; not for the aggregate
+            error.
+        unit_compensation: a floor: every unit of ε sold is paid at least this; not for the aggregate error.
+        service_amount: floor for the aggregate error: ε that everybody below the highest price can sell before
             anybody sells more, whenever the budget covers N times that amount at that price.
         weights: a file written by `privmarket train mfg-menunet`, or weights in memory; the shipped curves by
             default.

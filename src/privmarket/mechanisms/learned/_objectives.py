@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from privmarket._named import names_code
 from privmarket._settings import HETEROGENEITY, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.market import _objectives as market
@@ -124,7 +125,7 @@ def training_objective(
         for built_in in (EpsilonBought, Revenue):
             if given == built_in.name:
                 return built_in()
-        if ":" not in given:
+        if not names_code(given):
             raise ConfigurationError(
                 f"unknown objective {given!r}", f"choose one of: {', '.join(OBJECTIVES)}, or give file.py:Class"
             )

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from privmarket._figures import new_figure, write
 from privmarket._files import write_atomically
 from privmarket._lazy import late
+from privmarket._named import names_code
 from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
@@ -40,9 +42,9 @@ from privmarket.mechanisms.learned._weights import Weights, load, save
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib import figure as drawing
+
+    from privmarket._figures import Figure
 else:
-    drawing = late("matplotlib.figure")
     pandas = late("pandas")
 
 Trainable = str | type[AuctionNetwork] | type[LearnedMechanism]
@@ -90,7 +92,7 @@ class TrainingResult:
         """The training curve as a pandas table, a row per recorded step."""
         return pandas.DataFrame(dict(self.curve))
 
-    def plot(self, path: str | Path | None = None) -> drawing.Figure:
+    def plot(self, path: str | Path | None = None) -> Figure:
         """Objective and, for networks, regret against steps; written to `path` (PNG, SVG, PDF) if given."""
         return plot_curve(self.curve, path)
 
@@ -325,7 +327,7 @@ def trainable_class(rule: Trainable) -> type[Mechanism]:
     if isinstance(rule, str):
         if rule == MfgMenuNet.name:
             return MfgMenuNet
-        if rule in registered_names() or ":" not in rule:
+        if rule in registered_names() or not names_code(rule):
             recipe(rule)  # says which rules can be trained
             return mechanism_class(rule)
         found = named_object("network", rule)
@@ -438,9 +440,9 @@ def read_curve(path: Path) -> dict[str, Array]:
     return {name: table[:, index] for index, name in enumerate(header)}
 
 
-def plot_curve(curve: Mapping[str, Array], path: str | Path | None = None) -> drawing.Figure:
+def plot_curve(curve: Mapping[str, Array], path: str | Path | None = None) -> Figure:
     """Objective and regret against steps, with running means over the noise of single batches."""
-    figure = drawing.Figure(figsize=(7.0, 3.0), dpi=150, layout="constrained")
+    figure = new_figure(7.0, 3.0)
     panels = [("objective", "objective / reference", "linear")]
     if "regret" in curve:
         panels.append(("regret", "regret / budget", "log"))
@@ -460,8 +462,7 @@ def plot_curve(curve: Mapping[str, Array], path: str | Path | None = None) -> dr
         figure.axes[0].get_lines()[:2], ["one batch", "running mean"], loc="outside lower center", ncols=2
     )
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        write(figure, path)
     return figure
 
 

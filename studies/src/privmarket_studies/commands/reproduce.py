@@ -83,7 +83,7 @@ def reproduce(
     pages = []
     for asked in chosen:
         mine = [by_key[cell.key] for cell in listed[asked.name] if cell.key in by_key]
-        pages.append(asked.render(document.Results(mine)))
+        pages.append(document.with_options(asked.render(document.Results(mine)), _options(quick, seeds)))
         report.write_page(pages[-1], out / asked.name)
         report.write_cells_csv(mine, out / asked.name / "cells.csv")
         if keep is not None:
@@ -121,6 +121,11 @@ def _say(records: list[cache.Record], missing: int, written: Path) -> None:
     if missing:
         note(f"{missing} cells were not started; run the same command again to go on")
     note(f"report: {written}")
+
+
+def _options(quick: bool, seeds: int | None) -> str:
+    """The options of this run that change what is computed, as they are typed."""
+    return " ".join((*(["--quick"] if quick else []), *([] if seeds is None else [f"--seeds {seeds}"])))
 
 
 def _command() -> str:

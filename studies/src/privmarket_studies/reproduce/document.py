@@ -7,7 +7,7 @@ import io
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,18 @@ class ResultPage:
     name: str
     title: str
     blocks: Sequence[Block]
+
+
+def with_options(page: ResultPage, options: str) -> ResultPage:
+    """The page of a run with these options: where it names its own command, the options stand there, too."""
+    if not options:
+        return page
+    command = f"privmarket reproduce {page.name}"
+    blocks = [
+        Text(block.markdown.replace(f"`{command}`", f"`{command} {options}`")) if isinstance(block, Text) else block
+        for block in page.blocks
+    ]
+    return replace(page, blocks=blocks)
 
 
 class Results:
