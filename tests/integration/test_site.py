@@ -118,16 +118,10 @@ def test_every_name_of_the_reference_is_explained():
 _INSIDE = re.compile(r".*(?:\b_\w+\.py\b|\b[a-z]\w*\._[a-z]\w*|top of (?:this|the) module|\b(?:docs|tests|src)/).*")
 
 
-_LEFT = {  # to be mended in `certified_regret` and `fluid_bound`
-    "bounded box by box: mechanisms.learned._certified.",
-    "The rule may look at ε and records, too, and at nothing else: see the top of this module.",
-}
-
-
 def test_the_reference_does_not_point_into_the_source(site):
     """To a private module, or a path of the repository, which a reader of the site does not have."""
     found = {line.strip() for name, (text, _) in _reference(site).items() for line in _INSIDE.findall(text)}
-    assert found <= _LEFT
+    assert not found
     assert _INSIDE.findall("see the top of this module") + _INSIDE.findall("made by market._audit, see docs/a.md")
 
 

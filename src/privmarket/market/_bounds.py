@@ -141,7 +141,7 @@ def fluid_bound(
 ) -> float:
     """The most that a rule truthful in v buys from `clients` clients with a total budget, in the fluid limit.
 
-    The rule may look at ε and records, too, and at nothing else: see the top of this module.
+    The rule may look at ε and records, too, and at nothing else: one that prices by reported accuracy may buy more.
     For an error: the least error instead. Bids stand for the distribution that draws their rows.
     """
     _refuse_other_sizes(distribution, clients)

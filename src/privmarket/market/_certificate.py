@@ -46,7 +46,7 @@ def certified_regret(rule: Mechanism, bids: Bids, budget: float, *, closeness: f
 
     Menus are constant between the prices that a client faces and linear between the kinks of its offer, so it is
     enough to try one report of each piece, as far as `own_pieces` names all prices and kinks. Network rules are
-    bounded box by box: `mechanisms.learned._certified`.
+    bounded box by box.
 
     Args:
         bids: one market, (clients,).
