@@ -93,8 +93,18 @@ def test_without_a_register_the_promise_is_what_is_left_if_all_others_collude(tm
         assert words["epsilon"] == pytest.approx(0.5 if registered else alone, rel=1e-3)
         assert words["epsilon_alone"] == found["epsilon_so_far_alone"] == pytest.approx(alone, rel=1e-3)
         shown = runner.invoke(app, ["seller", "statement", str(wallet.path)]).stdout
-        assert ("so this is what is promised" in shown) != registered
+        assert ("this is what the wallet was charged" in shown) != registered
         assert ("the server may own all of them" in shown) != registered
+        assert wallet.epsilon_spent == pytest.approx(0.5 if registered else alone, rel=1e-2)
+
+
+def test_a_check_without_a_register_promises_only_what_holds_against_all_others(tmp_path):
+    file = tmp_path / "seller.toml"
+    file.write_text('trust = ["aggregate"]\nregister = "none"\nlargest_cohort = 30\n')
+    shown = runner.invoke(app, ["seller", "check", str(file)]).stdout
+    assert "in a secure sum at most ε = 0.19" in shown
+    assert shown.count("the server may own all of them") == 3  # a sale, a lifetime, and whom it trusts
+    assert "a round's sellers work together" not in shown
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", '{"kind": "opened"}\n'])

@@ -16,7 +16,7 @@ from privmarket._settings import Trust
 from privmarket.cli import _seller_at_broker as seller_at_broker
 from privmarket.cli._options import Json, print_json, print_table
 from privmarket.privacy._accountant import certify
-from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily, alone_event, sold_epsilon
 from privmarket.privacy._events import from_json
 from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerPolicy
 from privmarket.privacy._statement import (
@@ -24,7 +24,6 @@ from privmarket.privacy._statement import (
     ODOMETER_LABEL,
     ODOMETER_NOTE,
     Promise,
-    alone_event,
     cohort_words,
     lifetime_promise,
     promise,
@@ -63,7 +62,10 @@ def check(
     """
     found = SellerPolicy.read(file)
     trust = _weakest(found.trust)
-    life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit, trust=trust)
+    registered = found.register != "none"
+    life = lifetime_promise(
+        found.epsilon_lifetime, found.delta, unit=found.unit, trust=trust, registered=registered
+    )
     sale = None
     if math.isfinite(found.epsilon_per_sale):
         event = ReleaseFamily(delta=found.delta).event(found.epsilon_per_sale)
@@ -74,8 +76,9 @@ def check(
             unit=found.unit,
             trust=trust,
             honest_share=found.honest_share,
-            sellers=found.minimum_cohort,
-            registered=found.register != "none",
+            # Without a register, the limit is itself what is left against all others of the sum.
+            sellers=found.minimum_cohort if registered else None,
+            registered=registered,
         )
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
@@ -87,13 +90,21 @@ def check(
         print(f"  {text}")
     if sale is not None and sale.epsilon_alone is not None:
         print(f"  (all others of a sum of {found.minimum_cohort}, the fewest; in a larger sum ε is larger then)")
+    if sale is not None and trust == "aggregate" and not registered:
+        offered = sold_epsilon(
+            ReleaseFamily(delta=found.delta), found.epsilon_per_sale, found.largest_cohort, found.honest_share
+        )
+        print(
+            f"  in a secure sum at most ε = {offered:.3g} is offered: without a register that costs up to "
+            f"ε = {found.epsilon_per_sale:g} in a sum of {found.largest_cohort} (largest_cohort)"
+        )
     print("a lifetime, however sales are chosen:")
     _print_lifetime(life)
     print("whom it trusts, and what it asks for that:")
     for one in found.trust:
         price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
-        print(f"  {one} ({trust_words(one, found.honest_share, found.register != 'none')}): {asks}")
+        print(f"  {one} ({trust_words(one, found.honest_share, registered)}): {asks}")
     risk = 0.1 * found.epsilon_lifetime if found.unpaid_epsilon is None else found.unpaid_epsilon
     _print_guard(found)
     print(f"unpaid: a buyer that owes for more than ε = {risk:g} is refused until it pays")
@@ -114,7 +125,10 @@ def statement(
     wallet = WalletFile.existing(file)
     sales = [(sale, _promise(sale, wallet.delta)) for sale in wallet.statement()]
     trust = _weakest(words.trust for _, words in sales)
-    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measures=wallet.measures, trust=trust)
+    registered = any(words.trust == "aggregate" and words.registered for _, words in sales)
+    life = lifetime_promise(
+        wallet.cap_epsilon, wallet.delta, measures=wallet.measures, trust=trust, registered=registered
+    )
     so_far = certify(wallet.spent(), wallet.delta)
     alone = _epsilon_alone([sale for sale, _ in sales], wallet.delta)
     unpaid = wallet.unpaid()
@@ -141,7 +155,7 @@ def statement(
     if alone is not None:
         print(f"if all other sellers of every sum work together with the server: ε = {alone:.3g} so far")
         if any(not words.registered for _, words in sales):
-            print("  no register says who they are, so this is what is promised")
+            print("  where no register says who they are, this is what the wallet was charged")
     for buyer, epsilon in unpaid.items():
         print(f"not paid for: ε = {epsilon:.3g}, sold to {buyer or 'buyers without a broker'}")
     for one in protections:
@@ -201,7 +215,7 @@ def _weakest(trusts: Iterable[Trust]) -> Trust:
 
 def _print_lifetime(life: Promise) -> None:
     print(f"  {life.sentence}")
-    print(f"  trust: {life.trust} ({trust_words(life.trust, life.honest_share)})")
+    print(f"  trust: {life.trust} ({trust_words(life.trust, life.honest_share, life.registered)})")
 
 
 def _promise(sale: SaleLine, delta: float) -> Promise:

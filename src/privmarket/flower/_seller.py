@@ -140,6 +140,7 @@ class Seller:
     parties: Callable[[Context], Collection[str]] | None = None
     masked: bool = False
     journals: Callable[[Context], SumJournal] | None = None
+    is_simulated: bool = False  # the other sellers are those of the simulation
 
     def bid(self, message: Message, context: Context) -> Message:
         """Answers a call for bids with what policy and wallet allow, and remembers the offer until the sale.
@@ -153,18 +154,19 @@ class Seller:
             wanted = self.offer(terms, context)
             if wanted is not None:
                 price = self.policy.price.get(terms.trust, wanted.valuation)
-                most = min(wanted.epsilon, self.policy.epsilon_per_sale)
+                order = self._order(terms)
+                charged = min(self.policy.charged_epsilon(order, wanted.epsilon), self.policy.epsilon_per_sale)
                 declared = self.policy.declared(wanted.data_size)
                 self._check_count(terms, declared, context)
-                wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
                 rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
                 with self._wallet(context) as wallet:
                     if wallet is not None:
                         self._check_debt(wallet, buyer)
-                        fits = float(wallet.wallets.affordable(terms.family, most, rounds_left)[0])
-                        if not fits > 0:
+                        charged = float(wallet.wallets.affordable(terms.family, charged, rounds_left)[0])
+                        if not charged > 0:
                             raise PolicyRefusal(Reason.WALLET, "the wallet holds no further sale of this kind")
-                        wanted = replace(wanted, epsilon=fits)
+                most = min(wanted.epsilon, self.policy.sold_epsilon(order, charged))
+                wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
             # Before the offer is remembered, so that an offer that the broker did not accept cannot be sold.
             client = self.name(context) if self.broker is None else self._bid_at_broker(terms, context, wanted)
             offered = 0.0 if wanted is None else float(wanted.epsilon)
@@ -214,32 +216,37 @@ class Seller:
             with self.broker(context) as broker:
                 task = refusals.fetch_task(broker, asked.broker_round)
                 refusals.check_task(asked, task)
+        self.policy.check(self._order(asked, task))
+        return "" if task is None else task.buyer
+
+    def _order(self, asked: Terms | Sale, task: refusals.Task | None = None) -> Order:
+        """What a call or an order asks for, as the policy looks at it."""
         plan: dict[str, float] = {}
         sellers = None
         if isinstance(asked, Sale):
             plan = {name: getattr(asked, name) for name in _PLAN}
             sellers = asked.sellers
-        self.policy.check(
-            Order(
-                delta=asked.family.delta,
-                sampling_rate=asked.family.sampling_rate,
-                steps=asked.family.steps,
-                trust=asked.trust,
-                supposed_honest=asked.honest_share,
-                sellers=sellers,
-                registered=self.has_register,
-                unit=self.policy.unit,
-                buyer=None if task is None else task.buyer,
-                broker=None if task is None else task.broker,
-                **plan,
-            )
+        return Order(
+            delta=asked.family.delta,
+            sampling_rate=asked.family.sampling_rate,
+            steps=asked.family.steps,
+            trust=asked.trust,
+            supposed_honest=asked.honest_share,
+            sellers=sellers,
+            registered=self.has_register,
+            unit=self.policy.unit,
+            buyer=None if task is None else task.buyer,
+            broker=None if task is None else task.broker,
+            **plan,
         )
-        return "" if task is None else task.buyer
 
     @property
     def has_register(self) -> bool:
-        """Whether its own list, a broker or a register says who is in a secure sum, and not only the server."""
-        return self.parties is not None or self.broker is not None or self.policy.register_key is not None
+        """Whether it relies on its own list, a broker or a register to say who is in a secure sum."""
+        if self.policy.register == "none":
+            return False
+        named = self.parties is not None or self.broker is not None or self.policy.register_key is not None
+        return named or self.is_simulated
 
     def sell(self, message: Message, context: Context) -> Message:
         """Checks an order, charges the wallet, trains and replies with the noisy update, or with a refusal."""

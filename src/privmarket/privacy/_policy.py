@@ -27,7 +27,7 @@ import numpy as np
 from privmarket._files import in_words
 from privmarket._settings import DELTA, TOLERANCE, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.privacy._calibration import is_ready
+from privmarket.privacy._calibration import ReleaseFamily, alone_epsilon, is_ready, sold_epsilon
 from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
 
 _ROUNDING = 1.0 + TOLERANCE
@@ -134,7 +134,7 @@ class Order:
         trust: "local" or "aggregate".
         supposed_honest: under aggregate trust, the share of the sellers whose noise must protect each of them.
         sellers: under aggregate trust, how many sell in the round's secure sum.
-        registered: whether there is a register of the sellers that may be in a secure sum.
+        registered: whether the seller relies on a register of those that may be in a secure sum.
         unit: "record" or "person".
         buyer: who buys, as a broker says it; None where no broker is asked.
         broker: the broker's address; None without one.
@@ -244,7 +244,7 @@ class SellerPolicy:
     """What a client agrees to. Every field is a key of the policy file.
 
     Attributes:
-        epsilon_per_sale: the most ε in one sale.
+        epsilon_per_sale: the most ε in one sale, as the wallet is charged.
         epsilon_lifetime: the wallet's cap: the most ε in all, at `delta`; infinite only if "unlimited" is written.
         wallet: the wallet's file, relative to the policy file; `{client}` stands for the client's name.
         head_file: a second file, on another disk, that records how long the wallet's file is; None for none.
@@ -264,7 +264,9 @@ class SellerPolicy:
         register: whom to join in a secure sum under aggregate trust. "required": only sellers that a broker names
             or that stand in a list of the client's own. A public key in hexadecimal: only a roster that this
             register signed (`secagg.SellerRegister`). "none": anybody. Then a server may own all the other sellers,
-            and statements promise only what is left if all of them work together.
+            so limits, wallet and statements count what is left of a sale if all of them work together.
+        largest_cohort: where `register` is "none", the most sellers in a secure sum. The more there are, the
+            smaller is this seller's part of the noise, so what it offers is small enough for a sum of so many.
         declared_records: "rounded" declares the number of records rounded up to two digits; "exact" as it is.
         price: money asked per unit of ε, by trust model; the client's own valuation if none is given.
         buyers: names of the buyers to sell to, as a broker states them.
@@ -292,6 +294,7 @@ class SellerPolicy:
     honest_share: float = 0.67
     minimum_cohort: int = 10
     register: str = "required"
+    largest_cohort: int = 400
     declared_records: Declared = "rounded"
     price: Mapping[str, float] = field(default_factory=dict)
     buyers: frozenset[str] | None = None
@@ -314,6 +317,11 @@ class SellerPolicy:
             raise ConfigurationError(f"policy: unpaid_epsilon is {self.unpaid_epsilon}", "give a number above 0")
         if self.minimum_cohort < 1:
             raise ConfigurationError(f"policy: minimum_cohort is {self.minimum_cohort}", "give at least 1")
+        if self.largest_cohort < self.minimum_cohort:
+            raise ConfigurationError(
+                f"policy: largest_cohort is {self.largest_cohort}, minimum_cohort {self.minimum_cohort}",
+                "give a largest_cohort of at least minimum_cohort",
+            )
         _known("unit", [self.unit], get_args(Unit))
         if self.register_key is None:
             _known("register", [self.register], (*REGISTERS, "the register's public key, 64 hexadecimal digits"))
@@ -336,6 +344,25 @@ class SellerPolicy:
             return bytes.fromhex(self.register)
         except ValueError:
             return None
+
+    def charged_epsilon(self, order: Order, epsilon: float) -> float:
+        """What a sale of ε costs: in a sum without a register, what is left if all other sellers work together.
+
+        As long as the number of sellers is not known, `largest_cohort` is supposed.
+        """
+        if order.trust != "aggregate" or order.registered or not epsilon > 0:
+            return epsilon
+        sellers = self.largest_cohort if order.sellers is None else order.sellers
+        family = ReleaseFamily(order.sampling_rate, order.steps, order.delta)
+        return alone_epsilon(family, epsilon, sellers, order.supposed_honest)
+
+    def sold_epsilon(self, order: Order, charged: float) -> float:
+        """The most ε that may be sold so that the sale costs at most `charged`: `charged_epsilon` turned around."""
+        if order.trust != "aggregate" or order.registered or not charged > 0:
+            return charged
+        sellers = self.largest_cohort if order.sellers is None else order.sellers
+        family = ReleaseFamily(order.sampling_rate, order.steps, order.delta)
+        return sold_epsilon(family, charged, sellers, order.supposed_honest)
 
     def check(self, order: Order) -> None:
         """Refuses an order, or a call for bids, that is outside the policy. Needs no noise table and no records.
@@ -380,12 +407,31 @@ class SellerPolicy:
                 "a secure sum, and no register says who the other sellers are: sell through a broker, "
                 'give parties=, or write a register\'s key, or "none", as register into the policy',
             )
+        if order.trust == "aggregate" and not order.registered:
+            self._check_alone(order)
         if order.unit != self.unit:
             raise _refusal(Reason.UNIT, f"asked for ε per {order.unit}, policy per {self.unit}")
         if self.brokers is not None and order.broker not in self.brokers:
             raise _refusal(Reason.BROKER, f"order through {order.broker}, policy {sorted(self.brokers)}")
         if self.buyers is not None and order.buyer not in self.buyers:
             raise _refusal(Reason.BUYER, f"order of {order.buyer}, policy {sorted(self.buyers)}")
+
+    def _check_alone(self, order: Order) -> None:
+        """Refuses an order in a sum without a register if it costs too much against all others of the sum."""
+        if order.sellers is not None and order.sellers > self.largest_cohort:
+            raise _refusal(
+                Reason.COHORT,
+                f"a secure sum of {order.sellers} sellers and no register, policy at most {self.largest_cohort}",
+            )
+        if order.sellers is None or order.epsilon is None:
+            return  # a call for bids: what is offered will be small enough
+        charged = self.charged_epsilon(order, order.epsilon)
+        if charged > self.epsilon_per_sale * _ROUNDING:
+            raise _refusal(
+                Reason.EPSILON,
+                f"asked for ε = {order.epsilon:g} in a sum of {order.sellers} without a register: against all "
+                f"others that is ε = {charged:.4g}, policy {self.epsilon_per_sale:g}",
+            )
 
     def check_debt(self, buyer: str, unpaid_epsilon: float, cap_epsilon: float) -> None:
         """Refuses a buyer that has not paid for more ε than the policy risks.
@@ -649,6 +695,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "honest_share": _number,
     "minimum_cohort": _whole,
     "register": _text,
+    "largest_cohort": _whole,
     "declared_records": _text,
     "price": _prices,
     "buyers": _names,
@@ -698,6 +745,7 @@ trust = ["local"]                  # add "aggregate" to sell under secure sums
 honest_share = 0.67                # the most honest sellers, as a share, that a promise may rest on
 minimum_cohort = 10                # the fewest sellers in a secure sum
 register = "required"              # who sells besides: a broker says it; or a register's key; or "none" says it
+largest_cohort = 400               # with register = "none": the most sellers in a secure sum
 price = {{}}                         # money per unit of ε, e.g. {{ local = 0.5, aggregate = 0.1 }}
 
 buyers = "{ANY}"                     # or a list of ids, as the broker names them

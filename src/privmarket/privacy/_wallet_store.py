@@ -63,7 +63,7 @@ from privmarket._files import force_folder, in_words, write_atomically
 from privmarket._settings import DELTA, Trust
 from privmarket.errors import PrivacyError, PrivmarketError, WalletError
 from privmarket.privacy._accountant import composed_epsilon
-from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily, alone_event
 from privmarket.privacy._events import PrivacyEvent, Release, Unit, from_json, to_json
 from privmarket.privacy._wallet import Measure, Wallets
 
@@ -487,7 +487,8 @@ class OpenWallet:
         Args:
             unit, trust: what ε means, for the seller's statement.
             honest_share, sellers, cohorts, registered: under aggregate trust, what the sum's promise assumes, and
-                how many sums the round has.
+                how many sums the round has. If it is not registered, what is left of this seller's noise against
+                all the others is charged, see `_charged`.
             buyer: who buys, as a broker says it.
             broker, broker_round: the broker's address and its name for the round.
             due_micro: what the buyer owes on delivery.
@@ -498,12 +499,6 @@ class OpenWallet:
         """
         if sale in self._state.sales:
             raise SoldBeforeError(sale)
-        try:
-            copy(self.wallets).spend([event])
-        except WalletError as error:
-            raise WalletError(
-                f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
-            ) from error
         line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
         line |= {"unit": unit, "trust": trust}
         if trust == "aggregate":
@@ -518,6 +513,13 @@ class OpenWallet:
             line |= {"buyer": buyer, "broker": broker, "broker_round": broker_round}
         if due_micro:
             line["due_micro"] = due_micro
+        charged = _charged(line)
+        try:
+            copy(self.wallets).spend([charged])
+        except WalletError as error:
+            raise WalletError(
+                f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
+            ) from error
         _append(self._stream, self._state, line)
 
     def void(self, sale: str) -> None:
@@ -605,13 +607,30 @@ class OpenWallet:
         return float(self.wallets.remaining_share[0])
 
 
+def _charged(sale: Mapping[str, Any]) -> Release:
+    """The release that a wallet is charged with for a sale.
+
+    In a secure sum whose sellers no register names, a server may own all of them but this one. What it promised
+    there is only this seller's own part of the noise, so that is what the cap counts.
+    """
+    event = from_json(sale["event"])
+    if sale.get("trust") != "aggregate" or sale.get("registered", True):
+        return event
+    if "sellers" not in sale or "honest_share" not in sale:
+        raise WalletError(
+            "a secure sum without a register, and not known how many sellers it has",
+            "give sellers and honest_share: they say how much of the noise is this seller's own",
+        )
+    return alone_event(event, sale["sellers"], sale["honest_share"])
+
+
 def _is_owed(sale: SaleEntry) -> bool:
     return not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
 
 
 def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float) -> float:
-    owed = [sale["event"] for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
-    return composed_epsilon([from_json(event) for event in owed], delta) if owed else 0.0
+    owed = [_charged(sale) for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
+    return composed_epsilon(owed, delta) if owed else 0.0
 
 
 def _rolled_back(path: Path, why: str) -> WalletFileError:
@@ -655,7 +674,7 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
             state.wallets = Wallets([cap], entry["delta"], measures=[entry["measures"]])
         elif kind == "reserved" and state.wallets is not None:
-            state.wallets.spend([from_json(entry["event"])])
+            state.wallets.spend([_charged(entry)])
             state.sales[sale] = entry
             state.sales[sale]["released"] = False
         elif kind == "void" and state.wallets is not None:
