@@ -59,7 +59,7 @@ def test_a_statement_says_what_was_sold_and_what_it_means(tmp_path):
         book.reserve("run/0", 1.0, family.event(1.0))
         book.released("run/0", "0" * 64)
         book.paid("run/0", 2_500_000, "")
-        book.reserve("run/1", 0.5, family.event(0.5), unit="person", trust="aggregate", due_micro=7)
+        book.reserve("run/1", 0.5, family.event(0.5), trust="aggregate", due_micro=7)
         book.reserve("run/2", 0.5, family.event(0.5))
         book.void("run/2")
     before = wallet.path.read_bytes()
@@ -69,7 +69,7 @@ def test_a_statement_says_what_was_sold_and_what_it_means(tmp_path):
         assert word in shown.stdout
     found = json.loads(runner.invoke(app, ["seller", "statement", str(wallet.path), "--json"]).stdout)
     check_fields("seller statement", found)
-    assert found["sales"][1]["promise"]["unit"] == "person"
+    assert found["sales"][1]["promise"]["unit"] == found["lifetime"]["unit"] == "record"
     assert found["sales"][0]["promise"]["group_epsilon"] == pytest.approx(6.17, abs=0.01)
     assert 0 < found["remaining_share"] < 1
     assert found["lifetime"]["guess"] == lifetime_promise(8.0).guess

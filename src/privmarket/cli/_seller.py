@@ -127,7 +127,12 @@ def statement(
     trust = _weakest(words.trust for _, words in sales)
     registered = any(words.trust == "aggregate" and words.registered for _, words in sales)
     life = lifetime_promise(
-        wallet.cap_epsilon, wallet.delta, measures=wallet.measures, trust=trust, registered=registered
+        wallet.cap_epsilon,
+        wallet.delta,
+        measures=wallet.measures,
+        unit=wallet.unit,
+        trust=trust,
+        registered=registered,
     )
     so_far = certify(wallet.spent(), wallet.delta)
     alone = _epsilon_alone([sale for sale, _ in sales], wallet.delta)

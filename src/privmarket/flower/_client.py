@@ -204,7 +204,7 @@ def rules_and_wallet(
             return UNLIMITED
         place = rules.wallet.replace("{client}", name(context))
         head = None if rules.head_file is None else rules.head_file.replace("{client}", name(context))
-        return WalletFile(place, rules.epsilon_lifetime, rules.delta, head)
+        return WalletFile(place, rules.epsilon_lifetime, rules.delta, head, rules.unit)
 
     if wallet is None:
         return rules, of_policy
@@ -215,7 +215,9 @@ def rules_and_wallet(
         )
     if isinstance(wallet, int | float):
         cap = float(wallet)
-        return rules, lambda context: WalletFile(_wallet_place(context, name(context)), cap, rules.delta)
+        return rules, lambda context: WalletFile(
+            _wallet_place(context, name(context)), cap, rules.delta, unit=rules.unit
+        )
     return rules, wallet if callable(wallet) else lambda _: wallet
 
 

@@ -413,7 +413,8 @@ def _written(arrays: Arrays) -> ArrayRecord:
 def _wallet(policy: SellerPolicy, client: str) -> WalletFile:
     """The site's wallet, at the policy's place, the same for all runs and apps."""
     head = None if policy.head_file is None else policy.head_file.replace("{client}", client)
-    return WalletFile(policy.wallet.replace("{client}", client), policy.epsilon_lifetime, policy.delta, head)
+    place = policy.wallet.replace("{client}", client)
+    return WalletFile(place, policy.epsilon_lifetime, policy.delta, head, policy.unit)
 
 
 def _refuse(message: Message, word: str, error: Exception) -> Message:

@@ -402,6 +402,11 @@ class Seller:
                 f"the policy allows {self.policy.epsilon_lifetime:g} in a lifetime",
                 "give the wallet the policy's cap",
             )
+        if wallet.unit != self.policy.unit:
+            raise ConfigurationError(
+                f"the wallet {wallet.path.name} counts ε per {wallet.unit}, the policy per {self.policy.unit}",
+                f'give WalletFile(…, unit="{self.policy.unit}")',
+            )
         return wallet.open()
 
     def journal(self, context: Context) -> SumJournal:

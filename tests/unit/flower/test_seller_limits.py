@@ -128,6 +128,7 @@ def test_bids_declare_a_rounded_number_of_records():
 
 def test_a_policy_names_a_head_file(tmp_path):
     (tmp_path / "seller.toml").write_text('head_file = "heads/{client}.json"\n')
+    (tmp_path / "heads").mkdir()
     app = client(epsilon=0.3, policy=tmp_path / "seller.toml", wallet=None)
     play(app, server(rounds=2))
     wallet = pm.privacy.WalletFile(tmp_path / "wallet-0.jsonl", 8.0)
