@@ -105,9 +105,9 @@ def check(
         price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
         print(f"  {one} ({trust_words(one, found.honest_share, registered)}): {asks}")
-    risk = 0.1 * found.epsilon_lifetime if found.unpaid_epsilon is None else found.unpaid_epsilon
     _print_guard(found)
-    print(f"unpaid: a buyer that owes for more than ε = {risk:g} is refused until it pays")
+    risk = found.most_unpaid(found.epsilon_lifetime)
+    print(f"unpaid: who owes for a sale gets another only while all that it owes for is at most ε = {risk:g}")
     print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
 
 

@@ -161,10 +161,10 @@ class Seller:
                 rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
                 with self._wallet(context) as wallet:
                     if wallet is not None:
-                        self._check_debt(wallet, buyer)
                         charged = float(wallet.wallets.affordable(terms.family, charged, rounds_left)[0])
                         if not charged > 0:
                             raise PolicyRefusal(Reason.WALLET, "the wallet holds no further sale of this kind")
+                        self._check_debt(wallet, buyer, event_of(terms.family, charged))
                 most = min(wanted.epsilon, self.policy.sold_epsilon(order, charged))
                 wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
             # Before the offer is remembered, so that an offer that the broker did not accept cannot be sold.
@@ -200,8 +200,12 @@ class Seller:
                     "declare at least as many as there are: data_size=",
                 )
 
-    def _check_debt(self, wallet: OpenWallet, buyer: str) -> None:
-        self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
+    def _check_debt(self, wallet: OpenWallet, buyer: str, event: PrivacyEvent) -> None:
+        """Refuses to sell this release, too, to a buyer that has not paid for others."""
+        owed = wallet.unpaid_epsilon(buyer)
+        if owed > 0:
+            cap = float(wallet.wallets.cap_epsilon[0])
+            self.policy.check_debt(buyer, owed, wallet.unpaid_epsilon(buyer, event), cap)
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
         """Checks a call or an order against the policy and, with a broker, against the published task.
@@ -324,7 +328,8 @@ class Seller:
         try_app(job)
         with self._wallet(context) as wallet:
             if wallet is not None:
-                self._check_debt(wallet, buyer)
+                charged = self.policy.charged_epsilon(self._order(sale), sale.epsilon)
+                self._check_debt(wallet, buyer, event_of(sale.family, charged))
                 wallet.reserve(
                     sale_name(sale.run, sale.number),
                     sale.epsilon,

@@ -103,7 +103,7 @@ MEANINGS: dict[Reason, str] = {
     Reason.UNIT: "another privacy unit than the seller's",
     Reason.BUYER: "a buyer that the seller does not sell to, or that cannot be known without a broker",
     Reason.BROKER: "a broker that the seller does not use, or none where one is demanded",
-    Reason.UNPAID: "the buyer has not paid for earlier sales, and the seller risks no more ε with it",
+    Reason.UNPAID: "earlier sales are not paid for: by this buyer, or by another where no broker tells them apart",
     Reason.OFFER: "nothing was offered for this, or less, or under other terms",
     Reason.AWARD: "the order is not what the broker awarded",
     Reason.SOLD: "this round is sold already",
@@ -248,7 +248,8 @@ class SellerPolicy:
         epsilon_lifetime: the wallet's cap: the most ε in all, at `delta`; infinite only if "unlimited" is written.
         wallet: the wallet's file, relative to the policy file; `{client}` stands for the client's name.
         head_file: a second file, on another disk, that records how long the wallet's file is; None for none.
-        unpaid_epsilon: the most ε of sales that one buyer may leave unpaid. Beyond it the buyer is refused until it
+        unpaid_epsilon: the most ε of several sales that one buyer may leave unpaid. Who owes for nothing can always
+            buy once, up to `epsilon_per_sale`; a further sale that would pass this limit is refused until the buyer
             pays. None is a tenth of the wallet's cap.
         delta: the largest δ that a sale may name.
         schedules: (sampling rate, steps) that are accepted; "ready" accepts all whose noise needs no new table.
@@ -433,24 +434,34 @@ class SellerPolicy:
                 f"others that is ε = {charged:.4g}, policy {self.epsilon_per_sale:g}",
             )
 
-    def check_debt(self, buyer: str, unpaid_epsilon: float, cap_epsilon: float) -> None:
-        """Refuses a buyer that has not paid for more ε than the policy risks.
+    def most_unpaid(self, cap_epsilon: float) -> float:
+        """The most ε of several sales that one buyer may leave unpaid, for a wallet with this cap."""
+        return 0.1 * cap_epsilon if self.unpaid_epsilon is None else self.unpaid_epsilon
+
+    def check_debt(self, buyer: str, owed: float, with_sale: float, cap_epsilon: float) -> None:
+        """Refuses a sale to a buyer that has not paid for others, if it would owe more ε than the policy risks.
+
+        A buyer that owes for nothing is not refused: it could never buy if one sale were more than the limit.
 
         Args:
             buyer: who buys, as a broker says it; without a broker all buyers are one.
-            unpaid_epsilon: ε of everything that this buyer received and has not paid for.
+            owed: ε of everything that this buyer received and has not paid for.
+            with_sale: the same with the sale that is asked for.
             cap_epsilon: the wallet's cap.
 
         Raises:
             PolicyRefusal: `unpaid`.
         """
-        most = 0.1 * cap_epsilon if self.unpaid_epsilon is None else self.unpaid_epsilon
-        if unpaid_epsilon > most:
-            who = buyer or "buyers without a broker"
+        most = self.most_unpaid(cap_epsilon)
+        if owed > 0 and with_sale > most:
+            who = f"{buyer} has" if buyer else "buyers without a broker, who all count as one, have"
             raise PolicyRefusal(
                 Reason.UNPAID,
-                f"{who} has not paid for ε = {unpaid_epsilon:.3g}, policy at most {most:.3g}",
-                "wait for the payment, or raise unpaid_epsilon in the policy",
+                f"{who} not paid for ε = {owed:.3g}; with this sale it would be {with_sale:.3g}, policy at most "
+                f"unpaid_epsilon = {most:.3g}",
+                "wait for the payment, sell through a broker, which tells buyers apart, or raise unpaid_epsilon"
+                if not buyer
+                else "wait for the payment, or raise unpaid_epsilon in the policy",
             )
 
     def declared(self, records: float) -> float:
@@ -726,7 +737,7 @@ epsilon_per_sale = 1.0             # the most ε in one sale
 epsilon_lifetime = 8.0             # the wallet's cap, for life; "{UNLIMITED}" must be written out
 wallet = "wallet-{{client}}.jsonl"   # where sales are remembered, beside this file
 head_file = "{NONE}"                 # a file on another disk that shows when an old wallet file is put back
-unpaid_epsilon = "{TENTH}"           # of the wallet, or a number: the most ε that one buyer has not paid for
+unpaid_epsilon = "{TENTH}"           # of the wallet, or a number: what one buyer may owe for
 delta = 1e-5                       # the largest δ; keep it below 1 / number of records
 unit = "record"                    # or "person": all records of a person together
 declared_records = "rounded"       # up to two digits; or "exact", which tells when a record comes or goes

@@ -637,9 +637,9 @@ class OpenWallet:
             line = {"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault}
             _append(self._stream, self._state, line)
 
-    def unpaid_epsilon(self, buyer: str) -> float:
-        """ε of all that was sold to a buyer and not paid for; void sales do not count."""
-        return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta)
+    def unpaid_epsilon(self, buyer: str, *more: Release) -> float:
+        """ε of all that was sold to a buyer and not paid for, and of further releases; void sales do not count."""
+        return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta, *more)
 
     def compare(self, broker: str, deliveries: Iterable[BookedDelivery]) -> None:
         """Compares the file with a broker's books about this seller, and records what was paid there.
@@ -692,9 +692,9 @@ def _is_owed(sale: SaleEntry) -> bool:
     return not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
 
 
-def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float) -> float:
+def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float, *more: Release) -> float:
     owed = [_charged(sale) for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
-    return composed_epsilon(owed, delta) if owed else 0.0
+    return composed_epsilon([*owed, *more], delta) if owed or more else 0.0
 
 
 def _rolled_back(path: Path, why: str) -> WalletFileError:

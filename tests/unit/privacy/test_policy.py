@@ -116,17 +116,27 @@ def test_a_secure_sum_needs_enough_sellers_and_a_register():
 
 
 @pytest.mark.parametrize(
-    ("limit", "owed", "fits"), [(None, 0.8, True), (None, 0.81, False), (2.0, 1.9, True), (math.inf, 1e9, True)]
+    ("limit", "owed", "with_sale", "fits"),
+    [
+        (None, 0.5, 0.8, True),
+        (None, 0.5, 0.81, False),
+        (None, 0.0, 1.0, True),
+        (2.0, 1.9, 2.0, True),
+        (math.inf, 1e9, 2e9, True),
+    ],
 )
-def test_who_owes_too_much_is_refused(limit, owed, fits):
+def test_who_would_owe_too_much_is_refused_before_the_sale(limit, owed, with_sale, fits):
     policy = SellerPolicy(unpaid_epsilon=limit)
     if fits:
-        policy.check_debt("lab", owed, cap_epsilon=8.0)
+        policy.check_debt("lab", owed, with_sale, cap_epsilon=8.0)
         return
     with pytest.raises(PolicyRefusal, match="lab has not paid") as caught:
-        policy.check_debt("lab", owed, cap_epsilon=8.0)
+        policy.check_debt("lab", owed, with_sale, cap_epsilon=8.0)
     assert caught.value.reason is Reason.UNPAID
     assert "unpaid_epsilon" in caught.value.hint
+    with pytest.raises(PolicyRefusal, match="who all count as one, have not paid") as caught:
+        policy.check_debt("", owed, with_sale, cap_epsilon=8.0)
+    assert "broker" in caught.value.hint
 
 
 @pytest.mark.parametrize(
