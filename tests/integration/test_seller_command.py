@@ -39,6 +39,60 @@ def test_the_price_of_each_trust_is_shown(tmp_path):
     assert "if all other sellers of the sum work together with the server: ε = 2.95" in shown
 
 
+GUARD = "[guard]\nexamples = 480\n"
+# A policy, and what the check says of it.
+DOUBTFUL = {
+    'epsilon_lifetime = "unlimited"\n': "there is no [guard] table",
+    "delta = 0.01\nepsilon_per_sale = 1.0": "lets 10 of 1000 records be published",
+    "delta = 0.0025\n" + GUARD: "lets 1.2 of 480 records be published",
+    "epsilon_per_sale = 0.5\n" + GUARD: "limits sales only: an update of the guard costs ε = 1",
+    "[guard]\nepsilon = 1.0\n": "examples = 1",
+    "epsilon_lifetime = 1.0\nepsilon_per_sale = 2.0": "does not hold a sale of epsilon_per_sale = 2: ε = 0.9",
+}
+USELESS = {
+    "epsilon_lifetime = 1.0\n" + GUARD: ("does not hold a single update", "epsilon_lifetime = 1.1 or more"),
+    "epsilon_lifetime = 0.5\n[guard]\nepsilon = 0.1\nexamples = 9\n[guard.evaluate]\n"
+    "accuracy = { range = [0, 1], epsilon = 0.6 }": ("does not hold a single evaluation", "0.7 or more"),
+    "epsilon_lifetime = 0.001\nepsilon_per_sale = 1.0": ("does not hold a single sale", "raise epsilon_lifetime"),
+}
+
+
+@pytest.mark.parametrize("text", DOUBTFUL)
+def test_what_is_doubtful_about_a_policy_is_said(text, tmp_path):
+    file = tmp_path / "site.toml"
+    file.write_text(text)
+    shown = runner.invoke(app, ["seller", "check", str(file)])
+    assert shown.exit_code == 0
+    assert [DOUBTFUL[text] in line for line in shown.stdout.splitlines() if line.startswith("warning:")] == [True]
+    found = json.loads(runner.invoke(app, ["seller", "check", str(file), "--json"]).stdout)
+    assert len(found["warnings"]) == 1
+
+
+@pytest.mark.parametrize("text", USELESS)
+def test_a_policy_that_can_never_release_is_refused(text, tmp_path):
+    file = tmp_path / "site.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=USELESS[text][0]) as caught:
+        runner.invoke(app, ["seller", "check", str(file)], catch_exceptions=False)
+    assert USELESS[text][1] in caught.value.hint
+
+
+def test_a_policy_for_a_guard_has_no_lines_about_a_market(tmp_path):
+    file = tmp_path / "site.toml"
+    evaluation = "[guard.evaluate]\naccuracy = { range = [0, 1], epsilon = 0.2 }\n"
+    file.write_text("epsilon_lifetime = 8.0\n" + GUARD + evaluation)
+    shown = runner.invoke(app, ["seller", "check", str(file)]).stdout
+    for word in ("sale", "unpaid", "price", "buyer", "warning"):
+        assert word not in shown
+    assert "a lifetime holds 37 updates" in shown
+    assert "noise: 16 on the app's own number, by average_privately 0.017" in shown
+    both = runner.invoke(app, ["seller", "policy"]).stdout
+    file.write_text(both)
+    assert "unpaid" in (shown := runner.invoke(app, ["seller", "check", str(file)]).stdout)
+    assert "guarded" in shown
+    assert "warning" not in shown
+
+
 def test_no_limit_is_called_by_its_name(tmp_path):
     file = tmp_path / "seller.toml"
     file.write_text('epsilon_lifetime = "unlimited"\nepsilon_per_sale = "unlimited"\n')

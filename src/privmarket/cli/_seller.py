@@ -15,10 +15,18 @@ from privmarket._counted import counted
 from privmarket._settings import Trust
 from privmarket.cli import _seller_at_broker as seller_at_broker
 from privmarket.cli._options import Json, print_json, print_table
+from privmarket.errors import ConfigurationError
 from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily, alone_event, sold_epsilon
 from privmarket.privacy._events import from_json
-from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerPolicy
+from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerPolicy, read_policy_file
+from privmarket.privacy._policy_review import (
+    is_for_market,
+    metric_noise,
+    releases_that_fit,
+    review,
+    update_releases,
+)
 from privmarket.privacy._statement import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
@@ -52,7 +60,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="A policy file (TOML).")],
     json: Json = False,
 ) -> None:
-    """Check a policy file and say in words what its limits promise.
+    """Check a policy file and say in words what its limits promise; a policy that can never release is an error.
 
     [bold]Example[/bold]
 
@@ -61,6 +69,11 @@ def check(
       privmarket seller check seller.toml
     """
     found = SellerPolicy.read(file)
+    keys = set(read_policy_file(file))
+    concerns = review(found, keys)
+    for concern in concerns:
+        if concern.is_useless:
+            raise ConfigurationError(f"{file}: {concern.text}", concern.remedy)
     trust = _weakest(found.trust)
     registered = found.register != "none"
     life = lifetime_promise(
@@ -82,15 +95,37 @@ def check(
         )
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
-        print_json({"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()})
+        print_json(
+            {
+                "policy": plain,
+                "warnings": [f"{concern.text} ({concern.remedy})" for concern in concerns],
+                "sale": None if sale is None else sale.to_json(),
+                "lifetime": life.to_json(),
+            }
+        )
         return
     print(f"{file}: a policy that can be used")
+    for concern in concerns:
+        print(f"warning: {concern.text} ({concern.remedy})")
+    if is_for_market(keys):
+        _print_largest_sale(found, sale, registered)
+    print("a lifetime, however releases are chosen:")
+    _print_lifetime(life)
+    if is_for_market(keys):
+        _print_market(found, registered)
+    if "guard" in keys:
+        _print_guard(found)
+    print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
+
+
+def _print_largest_sale(found: SellerPolicy, sale: Promise | None, registered: bool) -> None:
+    """Prints what the largest sale that a policy allows promises; None for no limit."""
     print("the largest sale, as one noisy sum over all records:")
     for text in sale.lines() if sale is not None else ["no limit: whatever the client offers may be bought"]:
         print(f"  {text}")
     if sale is not None and sale.epsilon_alone is not None:
         print(f"  (all others of a sum of {found.minimum_cohort}, the fewest; in a larger sum ε is larger then)")
-    if sale is not None and trust == "aggregate" and not registered:
+    if sale is not None and sale.trust == "aggregate" and not registered:
         offered = sold_epsilon(
             ReleaseFamily(delta=found.delta), found.epsilon_per_sale, found.largest_cohort, found.honest_share
         )
@@ -98,17 +133,17 @@ def check(
             f"  in a secure sum at most ε = {offered:.3g} is offered: without a register that costs up to "
             f"ε = {found.epsilon_per_sale:g} in a sum of {found.largest_cohort} (largest_cohort)"
         )
-    print("a lifetime, however sales are chosen:")
-    _print_lifetime(life)
+
+
+def _print_market(found: SellerPolicy, registered: bool) -> None:
+    """Prints whom a seller trusts, its prices, and what a buyer may owe."""
     print("whom it trusts, and what it asks for that:")
     for one in found.trust:
         price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
         print(f"  {one} ({trust_words(one, found.honest_share, registered)}): {asks}")
-    _print_guard(found)
     risk = found.most_unpaid(found.epsilon_lifetime)
     print(f"unpaid: who owes for a sale gets another only while all that it owes for is at most ε = {risk:g}")
-    print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
 
 
 @app.command("statement")
@@ -177,18 +212,26 @@ def _print_guard(found: SellerPolicy) -> None:
     }
     print("guarded, without a market (`GuardMod`):")
     print(f"  an update, clipped {ways[rules.training]}: ε = {rules.epsilon:g}")
+    if math.isfinite(found.epsilon_lifetime):
+        fit = min(releases_that_fit(found, way) for way in update_releases(found))
+        print(f"  a lifetime holds {counted(fit, 'update')}, if nothing else leaves")
     for kind, metrics in (("training", rules.train), ("evaluation", rules.evaluate)):
         for name, metric in metrics.items():
-            print(f"  {name}, with {kind}: {_metric_words(metric)}")
+            print(f"  {name}, with {kind}: {_metric_words(found, metric)}")
     if not rules.evaluate:
         print("  evaluation is refused")
 
 
-def _metric_words(metric: GuardedMetric) -> str:
+def _metric_words(policy: SellerPolicy, metric: GuardedMetric) -> str:
     if metric.value is not None:
         return f"always {metric.value:g}"
     if metric.is_priced:
-        return f"clipped to {metric.low:g} … {metric.high:g}, ε = {metric.epsilon:g}"
+        whole, mean = metric_noise(policy, metric)
+        by_record = "" if mean is None else f", by average_privately {mean:.2g}"
+        return (
+            f"clipped to {metric.low:g} … {metric.high:g}, ε = {metric.epsilon:g}; deviation of the noise: "
+            f"{whole:.2g} on the app's own number{by_record}"
+        )
     return f"clipped to {metric.low:g} … {metric.high:g} and WITHOUT NOISE: no promise covers it"
 
 

@@ -32,6 +32,9 @@ from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
 
 _ROUNDING = 1.0 + TOLERANCE
 
+# Publishing each record outright with probability δ is (0, δ)-DP. At a tenth that is expected of one record even
+# where there are only ten, so nothing is promised to anybody.
+_MOST_DELTA = 0.1
 REGISTERS = ("required", "none")
 _KEY_DIGITS = 64
 Declared = Literal["rounded", "exact"]
@@ -304,6 +307,11 @@ class SellerPolicy:
 
     def __post_init__(self) -> None:
         require_delta(self.delta)
+        if self.delta >= _MOST_DELTA:
+            raise ConfigurationError(
+                f"policy: delta is {self.delta:g}: so large a share of the records may be published outright",
+                f"choose it below 1 / number of records; the default is {DELTA:g}",
+            )
         for name in ("epsilon_per_sale", "epsilon_lifetime", "steps", "parameters", "weight_magnitude"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"policy: {name} is {getattr(self, name)}", "give a number above 0")

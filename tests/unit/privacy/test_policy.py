@@ -203,6 +203,8 @@ def test_no_weights_at_all_are_refused():
         ('epsilon_lifetime = "none"', "not a number"),
         ("epsilon_lifetime = -1", "above 0"),
         ("delta = 0.9", "delta"),
+        ("delta = 0.4", "published outright"),
+        ("delta = 0.1", "published outright"),
         ("delta = nan", "not a number"),
         ("delta = true", "not a number"),
         ("steps = 2.5", "whole"),
