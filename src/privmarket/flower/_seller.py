@@ -63,6 +63,17 @@ def own_file(context: Context, name: str) -> Path:
     return Path(folder).absolute() / name
 
 
+def relative_place(policy: Path | str) -> str:
+    """What to tell a site whose policy is named by a relative path; empty for a full one.
+
+    Such a file is looked for where the process was started, which need not be the app's folder: Flower's local
+    SuperLink stays where its first run began, so another app's file of that name would be read.
+    """
+    if Path(policy).is_absolute():
+        return ""
+    return f"the policy {policy} is read from {Path(policy).absolute()}: name it by its full path to be sure which"
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """The order for which a client trains, with its own noise.

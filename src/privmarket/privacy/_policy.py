@@ -380,18 +380,20 @@ class SellerPolicy:
             PolicyRefusal: with the first reason in the order of `Reason`.
         """
         if order.epsilon is not None and not 0 < order.epsilon <= self.epsilon_per_sale * _ROUNDING:
-            raise _refusal(Reason.EPSILON, f"asked for ε = {order.epsilon}, policy {self.epsilon_per_sale}")
+            raise _refusal(
+                Reason.EPSILON, f"asked for ε = {order.epsilon}, epsilon_per_sale = {self.epsilon_per_sale}"
+            )
         if not 0 < order.delta <= self.delta * _ROUNDING:
-            raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, policy at most {self.delta}")
+            raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, delta = {self.delta}")
         rate = order.sampling_rate
         steps = order.steps
         asked = f"asked for {steps} steps at sampling rate {rate}"
         if not (0 < rate <= 1 and 1 <= steps <= self.steps):
-            raise _refusal(Reason.SCHEDULE, f"{asked}, policy at most {self.steps} steps")
+            raise _refusal(Reason.SCHEDULE, f"{asked}, steps = {self.steps}")
         if self.schedules is not None and (rate, steps) not in self.schedules:
-            raise _refusal(Reason.SCHEDULE, f"{asked}, policy {list(self.schedules)}")
+            raise _refusal(Reason.SCHEDULE, f"{asked}, schedules = {[list(one) for one in self.schedules]}")
         if self.schedules is None and not is_ready(order.delta, rate, steps):
-            raise _refusal(Reason.SCHEDULE, f"{asked}: no noise table is at hand and building one takes a minute")
+            raise _refusal(Reason.SCHEDULE, f'{asked}, schedules = "{READY}", and no noise table is ready for it')
         for reason, name in (
             (Reason.CLIP_NORM, "clip_norm"),
             (Reason.LEARNING_RATE, "learning_rate"),
@@ -400,15 +402,15 @@ class SellerPolicy:
             value = getattr(order, name)
             (low, high) = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise _refusal(reason, f"asked for {name} = {value}, policy {low} to {high}")
+                raise _refusal(reason, f"asked for {value}, {name} = [{low}, {high}]")
         if order.trust not in self.trust:
-            raise _refusal(Reason.TRUST, f"asked for {order.trust} trust, policy {', '.join(self.trust)}")
+            raise _refusal(Reason.TRUST, f"asked for {order.trust} trust, trust = {list(self.trust)}")
         if order.trust == "aggregate" and not 0 < order.supposed_honest <= self.honest_share * _ROUNDING:
-            rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, policy {self.honest_share:.0%}"
+            rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, honest_share = {self.honest_share:g}"
             raise _refusal(Reason.HONEST_SHARE, rests)
         if order.trust == "aggregate" and order.sellers is not None and order.sellers < self.minimum_cohort:
             raise _refusal(
-                Reason.COHORT, f"a secure sum of {order.sellers} sellers, policy at least {self.minimum_cohort}"
+                Reason.COHORT, f"a secure sum of {order.sellers} sellers, minimum_cohort = {self.minimum_cohort}"
             )
         if order.trust == "aggregate" and self.register != "none" and not order.registered:
             raise _refusal(
@@ -419,18 +421,18 @@ class SellerPolicy:
         if order.trust == "aggregate" and not order.registered:
             self._check_alone(order)
         if order.unit != self.unit:
-            raise _refusal(Reason.UNIT, f"asked for ε per {order.unit}, policy per {self.unit}")
+            raise _refusal(Reason.UNIT, f'asked for ε per {order.unit}, unit = "{self.unit}"')
         if self.brokers is not None and order.broker not in self.brokers:
-            raise _refusal(Reason.BROKER, f"order through {order.broker}, policy {sorted(self.brokers)}")
+            raise _refusal(Reason.BROKER, f"order through {order.broker}, brokers = {sorted(self.brokers)}")
         if self.buyers is not None and order.buyer not in self.buyers:
-            raise _refusal(Reason.BUYER, f"order of {order.buyer}, policy {sorted(self.buyers)}")
+            raise _refusal(Reason.BUYER, f"order of {order.buyer}, buyers = {sorted(self.buyers)}")
 
     def _check_alone(self, order: Order) -> None:
         """Refuses an order in a sum without a register if it costs too much against all others of the sum."""
         if order.sellers is not None and order.sellers > self.largest_cohort:
             raise _refusal(
                 Reason.COHORT,
-                f"a secure sum of {order.sellers} sellers and no register, policy at most {self.largest_cohort}",
+                f"a secure sum of {order.sellers} sellers and no register, largest_cohort = {self.largest_cohort}",
             )
         if order.sellers is None or order.epsilon is None:
             return  # a call for bids: what is offered will be small enough
@@ -439,7 +441,7 @@ class SellerPolicy:
             raise _refusal(
                 Reason.EPSILON,
                 f"asked for ε = {order.epsilon:g} in a sum of {order.sellers} without a register: against all "
-                f"others that is ε = {charged:.4g}, policy {self.epsilon_per_sale:g}",
+                f"others that is ε = {charged:.4g}, epsilon_per_sale = {self.epsilon_per_sale:g}",
             )
 
     def most_unpaid(self, cap_epsilon: float) -> float:
@@ -465,7 +467,7 @@ class SellerPolicy:
             who = f"{buyer} has" if buyer else "buyers without a broker, who all count as one, have"
             raise PolicyRefusal(
                 Reason.UNPAID,
-                f"{who} not paid for ε = {owed:.3g}; with this sale it would be {with_sale:.3g}, policy at most "
+                f"{who} not paid for ε = {owed:.3g}; with this sale it would be {with_sale:.3g}, "
                 f"unpaid_epsilon = {most:.3g}",
                 "wait for the payment, sell through a broker, which tells buyers apart, or raise unpaid_epsilon"
                 if not buyer
@@ -498,15 +500,17 @@ class SellerPolicy:
             raise _refusal(Reason.WEIGHTS, f"arrays {sorted(weights)[:4]} do not fit {sorted(shapes)[:4]}")
         total = sum(array.size for array in weights.values())
         if not 1 <= total <= self.parameters:
-            raise _refusal(Reason.WEIGHTS, f"{total} weights, policy 1 to {self.parameters}")
+            raise _refusal(Reason.WEIGHTS, f"{total} weights, parameters = {self.parameters}")
         for name, array in weights.items():
             if array.dtype not in (np.float32, np.float64):
                 raise _refusal(Reason.WEIGHTS, f"{name} holds {array.dtype}, not float32 or float64")
             # Written so that NaN fails; the extremes of the array need no copy of it.
             if array.size and not max(-float(array.min()), float(array.max())) <= self.weight_magnitude:
-                raise _refusal(Reason.WEIGHTS, f"{name} is not finite or above {self.weight_magnitude:g}")
+                raise _refusal(
+                    Reason.WEIGHTS, f"{name} is not finite or above weight_magnitude = {self.weight_magnitude:g}"
+                )
         if self.models is not None and model_fingerprint(weights) not in self.models:
-            raise _refusal(Reason.MODEL, f"model {model_fingerprint(weights)} is not on the policy's list")
+            raise _refusal(Reason.MODEL, f"model {model_fingerprint(weights)} is not in the list models")
 
     @classmethod
     def read(cls, path: Path | str) -> SellerPolicy:
@@ -530,7 +534,7 @@ def model_fingerprint(weights: Mapping[str, np.ndarray] | Mapping[str, tuple[int
 
 
 def _refusal(reason: Reason, message: str) -> PolicyRefusal:
-    return PolicyRefusal(reason, f"{reason.value}: {message}", "see the seller's policy file")
+    return PolicyRefusal(reason, f"{reason.value}: {message}", "change that key of the policy if you agree to this")
 
 
 def _known(name: str, given: Iterable[str], choices: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@ import math
 import time
 import tomllib
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,27 @@ def test_a_limit_is_met_up_to_rounding_and_no_further(field, reason):
 )
 def test_every_order_outside_the_defaults_is_refused_for_its_own_reason(change, reason):
     assert refused(SellerPolicy(), replace(GOOD, **change)) is reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "said"),
+    [
+        (SellerPolicy(), {"epsilon": 1.1}, "epsilon_per_sale = 1.0"),
+        (SellerPolicy(), {"delta": 0.5}, "delta = 1e-05"),
+        (SellerPolicy(), {"steps": 10**9}, "steps = 1000"),
+        (SellerPolicy(schedules=((0.05, 20),)), {}, "schedules = [[0.05, 20]]"),
+        (SellerPolicy(), {"sampling_rate": 0.0123, "steps": 77}, 'schedules = "ready"'),
+        (SellerPolicy(), {"clip_norm": 1e-9}, "clip_norm = [0.001, 1000.0]"),
+        (SellerPolicy(), {"trust": "aggregate"}, "trust = ['local']"),
+        (SellerPolicy(), {"unit": "person"}, 'unit = "record"'),
+        (SellerPolicy(buyers=frozenset({"b2"})), {}, "buyers = ['b2']"),
+        (SellerPolicy(brokers=frozenset({"http://c"})), {}, "brokers = ['http://c']"),
+    ],
+)
+def test_a_refusal_names_the_key_of_the_policy(policy, change, said):
+    with pytest.raises(PolicyRefusal) as caught:
+        policy.check(replace(GOOD, **change))
+    assert said in caught.value.message
 
 
 def test_an_unknown_schedule_is_refused_at_once(monkeypatch):
@@ -256,6 +278,12 @@ def test_prices_per_trust(tmp_path):
 def test_every_reason_has_a_meaning_and_fits_a_word():
     assert set(MEANINGS) == set(Reason)
     assert all(" " not in reason and len(reason) < 20 for reason in Reason)
+
+
+def test_every_reason_is_explained_on_its_page():
+    page = (Path(__file__).parents[3] / "docs/reference/refusals.md").read_text(encoding="utf-8")
+    explained = page.partition("### What to do about a word")[2].partition("###")[0]
+    assert [reason for reason in Reason if f"`{reason.value}`" not in explained] == []
 
 
 def test_every_field_of_a_policy_is_a_key_of_its_file(tmp_path):
