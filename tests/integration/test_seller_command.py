@@ -36,6 +36,7 @@ def test_the_price_of_each_trust_is_shown(tmp_path):
     assert "local" not in shown
     assert "gets another only while all that it owes for is at most ε = 0.8" in shown
     assert "an older copy of the wallet file, put back: not noticed" in shown
+    assert "no [guard] table: a GuardMod with this file takes its defaults, ε = 1" in shown
     assert "if all other sellers of the sum work together with the server: ε = 2.95" in shown
 
 

@@ -23,6 +23,7 @@ from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerP
 from privmarket.privacy._policy_review import (
     is_for_market,
     metric_noise,
+    names_a_use,
     releases_that_fit,
     review,
     update_releases,
@@ -115,6 +116,11 @@ def check(
         _print_market(found, registered)
     if "guard" in keys:
         _print_guard(found)
+    elif names_a_use(keys):
+        print(
+            f"no [guard] table: a GuardMod with this file takes its defaults, ε = {found.guard.epsilon:g} for an "
+            "update and one record, whatever epsilon_per_sale says"
+        )
     print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
 
 

@@ -53,6 +53,11 @@ def is_for_market(keys: Collection[str]) -> bool:
     return "guard" not in keys or bool(set(keys) - _SHARED - {"guard"})
 
 
+def names_a_use(keys: Collection[str]) -> bool:
+    """Whether a file with these keys says anything of its own about sales, or about a guard."""
+    return not set(keys) <= _SHARED
+
+
 def review(policy: SellerPolicy, keys: Collection[str]) -> list[Concern]:
     """All that is useless or doubtful about a policy, the useless first.
 
@@ -62,7 +67,7 @@ def review(policy: SellerPolicy, keys: Collection[str]) -> list[Concern]:
     found = []
     if "guard" in keys:
         found += _guard_concerns(policy, keys)
-    elif set(keys) <= _SHARED:
+    elif not names_a_use(keys):
         found.append(
             Concern(
                 "there is no [guard] table, so a GuardMod with this file takes its defaults: ε = 1 for an update, "
