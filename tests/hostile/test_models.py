@@ -182,7 +182,8 @@ def test_a_server_guesses_inputs_for_common_first_layers():
 def answers(tmp_path, data, module=None, **options):
     """A client's answer to an order for its records, and its wallet."""
     module = module or nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3))
-    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
+    unit = options["policy"].unit if "policy" in options else "record"
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0, unit=unit)
     app = pm.flower.client_app(
         model=lambda: module, data=lambda context: data, valuation=0.1, wallet=wallet, **options
     )

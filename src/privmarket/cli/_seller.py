@@ -15,16 +15,24 @@ from privmarket._counted import counted
 from privmarket._settings import Trust
 from privmarket.cli import _seller_at_broker as seller_at_broker
 from privmarket.cli._options import Json, print_json, print_table
+from privmarket.errors import ConfigurationError
 from privmarket.privacy._accountant import certify
-from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily, alone_event, sold_epsilon
 from privmarket.privacy._events import from_json
-from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerPolicy
+from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerPolicy, read_policy_file
+from privmarket.privacy._policy_review import (
+    is_for_market,
+    metric_noise,
+    names_a_use,
+    releases_that_fit,
+    review,
+    update_releases,
+)
 from privmarket.privacy._statement import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
     ODOMETER_NOTE,
     Promise,
-    alone_event,
     cohort_words,
     lifetime_promise,
     promise,
@@ -53,7 +61,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="A policy file (TOML).")],
     json: Json = False,
 ) -> None:
-    """Check a policy file and say in words what its limits promise.
+    """Check a policy file and say in words what its limits promise; a policy that can never release is an error.
 
     [bold]Example[/bold]
 
@@ -62,8 +70,16 @@ def check(
       privmarket seller check seller.toml
     """
     found = SellerPolicy.read(file)
+    keys = set(read_policy_file(file))
+    concerns = review(found, keys)
+    for concern in concerns:
+        if concern.is_useless:
+            raise ConfigurationError(f"{file}: {concern.text}", concern.remedy)
     trust = _weakest(found.trust)
-    life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit, trust=trust)
+    registered = found.register != "none"
+    life = lifetime_promise(
+        found.epsilon_lifetime, found.delta, unit=found.unit, trust=trust, registered=registered
+    )
     sale = None
     if math.isfinite(found.epsilon_per_sale):
         event = ReleaseFamily(delta=found.delta).event(found.epsilon_per_sale)
@@ -74,30 +90,66 @@ def check(
             unit=found.unit,
             trust=trust,
             honest_share=found.honest_share,
-            sellers=found.minimum_cohort,
-            registered=found.register != "none",
+            # Without a register, the limit is itself what is left against all others of the sum.
+            sellers=found.minimum_cohort if registered else None,
+            registered=registered,
         )
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
-        print_json({"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()})
+        print_json(
+            {
+                "policy": plain,
+                "warnings": [f"{concern.text} ({concern.remedy})" for concern in concerns],
+                "sale": None if sale is None else sale.to_json(),
+                "lifetime": life.to_json(),
+            }
+        )
         return
     print(f"{file}: a policy that can be used")
+    for concern in concerns:
+        print(f"warning: {concern.text} ({concern.remedy})")
+    if is_for_market(keys):
+        _print_largest_sale(found, sale, registered)
+    print("a lifetime, however releases are chosen:")
+    _print_lifetime(life)
+    if is_for_market(keys):
+        _print_market(found, registered)
+    if "guard" in keys:
+        _print_guard(found)
+    elif names_a_use(keys):
+        print(
+            f"no [guard] table: a GuardMod with this file takes its defaults, ε = {found.guard.epsilon:g} for an "
+            "update and one record, whatever epsilon_per_sale says"
+        )
+    print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
+
+
+def _print_largest_sale(found: SellerPolicy, sale: Promise | None, registered: bool) -> None:
+    """Prints what the largest sale that a policy allows promises; None for no limit."""
     print("the largest sale, as one noisy sum over all records:")
     for text in sale.lines() if sale is not None else ["no limit: whatever the client offers may be bought"]:
         print(f"  {text}")
     if sale is not None and sale.epsilon_alone is not None:
         print(f"  (all others of a sum of {found.minimum_cohort}, the fewest; in a larger sum ε is larger then)")
-    print("a lifetime, however sales are chosen:")
-    _print_lifetime(life)
+    if sale is not None and sale.trust == "aggregate" and not registered:
+        offered = sold_epsilon(
+            ReleaseFamily(delta=found.delta), found.epsilon_per_sale, found.largest_cohort, found.honest_share
+        )
+        print(
+            f"  in a secure sum at most ε = {offered:.3g} is offered: without a register that costs up to "
+            f"ε = {found.epsilon_per_sale:g} in a sum of {found.largest_cohort} (largest_cohort)"
+        )
+
+
+def _print_market(found: SellerPolicy, registered: bool) -> None:
+    """Prints whom a seller trusts, its prices, and what a buyer may owe."""
     print("whom it trusts, and what it asks for that:")
     for one in found.trust:
         price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
-        print(f"  {one} ({trust_words(one, found.honest_share, found.register != 'none')}): {asks}")
-    risk = 0.1 * found.epsilon_lifetime if found.unpaid_epsilon is None else found.unpaid_epsilon
-    _print_guard(found)
-    print(f"unpaid: a buyer that owes for more than ε = {risk:g} is refused until it pays")
-    print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
+        print(f"  {one} ({trust_words(one, found.honest_share, registered)}): {asks}")
+    risk = found.most_unpaid(found.epsilon_lifetime)
+    print(f"unpaid: who owes for a sale gets another only while all that it owes for is at most ε = {risk:g}")
 
 
 @app.command("statement")
@@ -114,7 +166,15 @@ def statement(
     wallet = WalletFile.existing(file)
     sales = [(sale, _promise(sale, wallet.delta)) for sale in wallet.statement()]
     trust = _weakest(words.trust for _, words in sales)
-    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measures=wallet.measures, trust=trust)
+    registered = any(words.trust == "aggregate" and words.registered for _, words in sales)
+    life = lifetime_promise(
+        wallet.cap_epsilon,
+        wallet.delta,
+        measures=wallet.measures,
+        unit=wallet.unit,
+        trust=trust,
+        registered=registered,
+    )
     so_far = certify(wallet.spent(), wallet.delta)
     alone = _epsilon_alone([sale for sale, _ in sales], wallet.delta)
     unpaid = wallet.unpaid()
@@ -141,7 +201,7 @@ def statement(
     if alone is not None:
         print(f"if all other sellers of every sum work together with the server: ε = {alone:.3g} so far")
         if any(not words.registered for _, words in sales):
-            print("  no register says who they are, so this is what is promised")
+            print("  where no register says who they are, this is what the wallet was charged")
     for buyer, epsilon in unpaid.items():
         print(f"not paid for: ε = {epsilon:.3g}, sold to {buyer or 'buyers without a broker'}")
     for one in protections:
@@ -158,18 +218,26 @@ def _print_guard(found: SellerPolicy) -> None:
     }
     print("guarded, without a market (`GuardMod`):")
     print(f"  an update, clipped {ways[rules.training]}: ε = {rules.epsilon:g}")
+    if math.isfinite(found.epsilon_lifetime):
+        fit = min(releases_that_fit(found, way) for way in update_releases(found))
+        print(f"  a lifetime holds {counted(fit, 'update')}, if nothing else leaves")
     for kind, metrics in (("training", rules.train), ("evaluation", rules.evaluate)):
         for name, metric in metrics.items():
-            print(f"  {name}, with {kind}: {_metric_words(metric)}")
+            print(f"  {name}, with {kind}: {_metric_words(found, metric)}")
     if not rules.evaluate:
         print("  evaluation is refused")
 
 
-def _metric_words(metric: GuardedMetric) -> str:
+def _metric_words(policy: SellerPolicy, metric: GuardedMetric) -> str:
     if metric.value is not None:
         return f"always {metric.value:g}"
     if metric.is_priced:
-        return f"clipped to {metric.low:g} … {metric.high:g}, ε = {metric.epsilon:g}"
+        whole, mean = metric_noise(policy, metric)
+        by_record = "" if mean is None else f", by average_privately {mean:.2g}"
+        return (
+            f"clipped to {metric.low:g} … {metric.high:g}, ε = {metric.epsilon:g}; deviation of the noise: "
+            f"{whole:.2g} on the app's own number{by_record}"
+        )
     return f"clipped to {metric.low:g} … {metric.high:g} and WITHOUT NOISE: no promise covers it"
 
 
@@ -201,7 +269,7 @@ def _weakest(trusts: Iterable[Trust]) -> Trust:
 
 def _print_lifetime(life: Promise) -> None:
     print(f"  {life.sentence}")
-    print(f"  trust: {life.trust} ({trust_words(life.trust, life.honest_share)})")
+    print(f"  trust: {life.trust} ({trust_words(life.trust, life.honest_share, life.registered)})")
 
 
 def _promise(sale: SaleLine, delta: float) -> Promise:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Collection
@@ -16,7 +17,7 @@ from flwr.clientapp import ClientApp
 from privmarket._lazy import late
 from privmarket._settings import TRUSTS, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.flower import _refusals as refusals
+from privmarket.flower import _failures as failures, _refusals as refusals
 from privmarket.flower._seller import (
     Job,
     MarketClientApp,
@@ -30,6 +31,7 @@ from privmarket.flower._seller import (
     WalletOfClient,
     own_file,
     partition_name,
+    relative_place,
 )
 from privmarket.flower._settings import require_maker, where
 from privmarket.flower._wire import Arrays
@@ -57,6 +59,9 @@ else:
     engine = late("privmarket.training")
     training = late("privmarket.flower._training")
     sum_seller = late("privmarket.flower._sum_seller")
+
+
+_log = logging.getLogger(failures.LOGGER)
 
 
 def client_app(
@@ -197,6 +202,8 @@ def rules_and_wallet(
                 f'give wallet=8.0, the most ε in a lifetime, a policy file, or write wallet="{UNLIMITED}"',
             )
     else:
+        if not isinstance(policy, SellerPolicy) and (note := relative_place(policy)):
+            _log.warning(note)
         rules = policy if isinstance(policy, SellerPolicy) else SellerPolicy.read(policy)
 
     def of_policy(context: Context) -> WalletOfClient:
@@ -204,7 +211,7 @@ def rules_and_wallet(
             return UNLIMITED
         place = rules.wallet.replace("{client}", name(context))
         head = None if rules.head_file is None else rules.head_file.replace("{client}", name(context))
-        return WalletFile(place, rules.epsilon_lifetime, rules.delta, head)
+        return WalletFile(place, rules.epsilon_lifetime, rules.delta, head, rules.unit)
 
     if wallet is None:
         return rules, of_policy
@@ -215,7 +222,9 @@ def rules_and_wallet(
         )
     if isinstance(wallet, int | float):
         cap = float(wallet)
-        return rules, lambda context: WalletFile(_wallet_place(context, name(context)), cap, rules.delta)
+        return rules, lambda context: WalletFile(
+            _wallet_place(context, name(context)), cap, rules.delta, unit=rules.unit
+        )
     return rules, wallet if callable(wallet) else lambda _: wallet
 
 

@@ -106,7 +106,6 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
             steps=config.training.steps,
             unpaid_epsilon=math.inf,
             minimum_cohort=1,
-            register="none",
             declared_records="exact",
         ),
         wallet=wallet,
@@ -116,6 +115,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
         share=_PoolShares(frozen),
     )
     assert isinstance(app, MarketClientApp)
+    app.seller.is_simulated = True
     return app
 
 

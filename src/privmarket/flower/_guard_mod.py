@@ -34,6 +34,7 @@ from privmarket.flower import _wire as wire
 from privmarket.flower._guard_open import opened
 from privmarket.flower._guard_release import GuardedReply, array_forms
 from privmarket.flower._refusals import one_line
+from privmarket.flower._seller import relative_place
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._policy import PolicyRefusal, SellerPolicy
 from privmarket.privacy._wallet_store import WalletFile, WalletFileError
@@ -200,6 +201,8 @@ class GuardMod:
                 "this guard has no policy",
                 f'give GuardMod(policy="site.toml"), or --node-config \'{POLICY_KEY}="/etc/site.toml"\'',
             )
+        if not isinstance(place, SellerPolicy) and (note := relative_place(str(place))):
+            self._warn(note)
         try:
             policy = place if isinstance(place, SellerPolicy) else SellerPolicy.read(str(place))
             return policy, self._name(context)
@@ -413,7 +416,8 @@ def _written(arrays: Arrays) -> ArrayRecord:
 def _wallet(policy: SellerPolicy, client: str) -> WalletFile:
     """The site's wallet, at the policy's place, the same for all runs and apps."""
     head = None if policy.head_file is None else policy.head_file.replace("{client}", client)
-    return WalletFile(policy.wallet.replace("{client}", client), policy.epsilon_lifetime, policy.delta, head)
+    place = policy.wallet.replace("{client}", client)
+    return WalletFile(place, policy.epsilon_lifetime, policy.delta, head, policy.unit)
 
 
 def _refuse(message: Message, word: str, error: Exception) -> Message:

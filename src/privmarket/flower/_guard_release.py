@@ -249,6 +249,12 @@ class GuardedReply:
             sensitivity = half / self.rules.examples
         else:
             found = _mean(self.measured[name]) if name in self.measured else reported(reply, name)
+            if found is None and reply is not None:
+                _log.warning(
+                    "the policy declares %s, and the app's reply has no finite number of this name: noise around "
+                    "the middle of its range leaves",
+                    name,
+                )
             total = 0.0 if found is None else min(max(found - middle, -half), half)
             sensitivity = 2.0 * half
         if not metric.is_priced:

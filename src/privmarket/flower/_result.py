@@ -22,8 +22,9 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.flower import _wire as wire
 from privmarket.flower._settings import MarketSettings
 from privmarket.privacy._accountant import Certificate, RdpAccountants, certify
+from privmarket.privacy._calibration import alone_event
 from privmarket.privacy._events import PrivacyEvent
-from privmarket.privacy._statement import ODOMETER_LABEL, ODOMETER_NOTE, alone_event, cohort_words
+from privmarket.privacy._statement import ODOMETER_LABEL, ODOMETER_NOTE, cohort_words
 from privmarket.rounds import MICRO, RoundRecord, offered_micro
 
 if TYPE_CHECKING:

@@ -63,6 +63,17 @@ def own_file(context: Context, name: str) -> Path:
     return Path(folder).absolute() / name
 
 
+def relative_place(policy: Path | str) -> str:
+    """What to tell a site whose policy is named by a relative path; empty for a full one.
+
+    Such a file is looked for where the process was started, which need not be the app's folder: Flower's local
+    SuperLink stays where its first run began, so another app's file of that name would be read.
+    """
+    if Path(policy).is_absolute():
+        return ""
+    return f"the policy {policy} is read from {Path(policy).absolute()}: name it by its full path to be sure which"
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """The order for which a client trains, with its own noise.
@@ -140,6 +151,7 @@ class Seller:
     parties: Callable[[Context], Collection[str]] | None = None
     masked: bool = False
     journals: Callable[[Context], SumJournal] | None = None
+    is_simulated: bool = False  # the other sellers are those of the simulation
 
     def bid(self, message: Message, context: Context) -> Message:
         """Answers a call for bids with what policy and wallet allow, and remembers the offer until the sale.
@@ -153,18 +165,19 @@ class Seller:
             wanted = self.offer(terms, context)
             if wanted is not None:
                 price = self.policy.price.get(terms.trust, wanted.valuation)
-                most = min(wanted.epsilon, self.policy.epsilon_per_sale)
+                order = self._order(terms)
+                charged = min(self.policy.charged_epsilon(order, wanted.epsilon), self.policy.epsilon_per_sale)
                 declared = self.policy.declared(wanted.data_size)
                 self._check_count(terms, declared, context)
-                wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
                 rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
                 with self._wallet(context) as wallet:
                     if wallet is not None:
-                        self._check_debt(wallet, buyer)
-                        fits = float(wallet.wallets.affordable(terms.family, most, rounds_left)[0])
-                        if not fits > 0:
+                        charged = float(wallet.wallets.affordable(terms.family, charged, rounds_left)[0])
+                        if not charged > 0:
                             raise PolicyRefusal(Reason.WALLET, "the wallet holds no further sale of this kind")
-                        wanted = replace(wanted, epsilon=fits)
+                        self._check_debt(wallet, buyer, event_of(terms.family, charged))
+                most = min(wanted.epsilon, self.policy.sold_epsilon(order, charged))
+                wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
             # Before the offer is remembered, so that an offer that the broker did not accept cannot be sold.
             client = self.name(context) if self.broker is None else self._bid_at_broker(terms, context, wanted)
             offered = 0.0 if wanted is None else float(wanted.epsilon)
@@ -198,8 +211,12 @@ class Seller:
                     "declare at least as many as there are: data_size=",
                 )
 
-    def _check_debt(self, wallet: OpenWallet, buyer: str) -> None:
-        self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
+    def _check_debt(self, wallet: OpenWallet, buyer: str, event: PrivacyEvent) -> None:
+        """Refuses to sell this release, too, to a buyer that has not paid for others."""
+        owed = wallet.unpaid_epsilon(buyer)
+        if owed > 0:
+            cap = float(wallet.wallets.cap_epsilon[0])
+            self.policy.check_debt(buyer, owed, wallet.unpaid_epsilon(buyer, event), cap)
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
         """Checks a call or an order against the policy and, with a broker, against the published task.
@@ -214,32 +231,37 @@ class Seller:
             with self.broker(context) as broker:
                 task = refusals.fetch_task(broker, asked.broker_round)
                 refusals.check_task(asked, task)
+        self.policy.check(self._order(asked, task))
+        return "" if task is None else task.buyer
+
+    def _order(self, asked: Terms | Sale, task: refusals.Task | None = None) -> Order:
+        """What a call or an order asks for, as the policy looks at it."""
         plan: dict[str, float] = {}
         sellers = None
         if isinstance(asked, Sale):
             plan = {name: getattr(asked, name) for name in _PLAN}
             sellers = asked.sellers
-        self.policy.check(
-            Order(
-                delta=asked.family.delta,
-                sampling_rate=asked.family.sampling_rate,
-                steps=asked.family.steps,
-                trust=asked.trust,
-                supposed_honest=asked.honest_share,
-                sellers=sellers,
-                registered=self.has_register,
-                unit=self.policy.unit,
-                buyer=None if task is None else task.buyer,
-                broker=None if task is None else task.broker,
-                **plan,
-            )
+        return Order(
+            delta=asked.family.delta,
+            sampling_rate=asked.family.sampling_rate,
+            steps=asked.family.steps,
+            trust=asked.trust,
+            supposed_honest=asked.honest_share,
+            sellers=sellers,
+            registered=self.has_register,
+            unit=self.policy.unit,
+            buyer=None if task is None else task.buyer,
+            broker=None if task is None else task.broker,
+            **plan,
         )
-        return "" if task is None else task.buyer
 
     @property
     def has_register(self) -> bool:
-        """Whether its own list, a broker or a register says who is in a secure sum, and not only the server."""
-        return self.parties is not None or self.broker is not None or self.policy.register_key is not None
+        """Whether it relies on its own list, a broker or a register to say who is in a secure sum."""
+        if self.policy.register == "none":
+            return False
+        named = self.parties is not None or self.broker is not None or self.policy.register_key is not None
+        return named or self.is_simulated
 
     def sell(self, message: Message, context: Context) -> Message:
         """Checks an order, charges the wallet, trains and replies with the noisy update, or with a refusal."""
@@ -317,7 +339,8 @@ class Seller:
         try_app(job)
         with self._wallet(context) as wallet:
             if wallet is not None:
-                self._check_debt(wallet, buyer)
+                charged = self.policy.charged_epsilon(self._order(sale), sale.epsilon)
+                self._check_debt(wallet, buyer, event_of(sale.family, charged))
                 wallet.reserve(
                     sale_name(sale.run, sale.number),
                     sale.epsilon,
@@ -394,6 +417,11 @@ class Seller:
                 f"the wallet {wallet.path.name} holds ε = {wallet.cap_epsilon:g}, "
                 f"the policy allows {self.policy.epsilon_lifetime:g} in a lifetime",
                 "give the wallet the policy's cap",
+            )
+        if wallet.unit != self.policy.unit:
+            raise ConfigurationError(
+                f"the wallet {wallet.path.name} counts ε per {wallet.unit}, the policy per {self.policy.unit}",
+                f'give WalletFile(…, unit="{self.policy.unit}")',
             )
         return wallet.open()
 

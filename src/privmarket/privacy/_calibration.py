@@ -16,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import io
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +32,7 @@ from privmarket._lazy import late
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WriteError
 from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy._events import PrivacyEvent, require_delta
+from privmarket.privacy._events import PrivacyEvent, Release, require_delta
 from privmarket.privacy._gaussian import Array, sampled_epsilon, sampled_noise_multiplier
 from privmarket.privacy._release import release_distance
 
@@ -50,6 +51,8 @@ ARITHMETIC_SHARE = 2.0**-10
 
 # The share of δ that is kept for finite arithmetic suffices for releases of up to this many parameters.
 _MOST_PARAMETERS = 2**28
+# Of an ε that is turned into noise and back, at most this share is a rounding error.
+_TURNED_BACK = 1e-6
 # Below this value the closed forms of δ lose precision in float64.
 _SMALLEST_DELTA = 1e-15
 
@@ -220,6 +223,40 @@ def release_epsilon(event: PrivacyEvent, delta: float = DELTA) -> float:
     """The ε of one release alone, by the same closed forms and"""
     family = ReleaseFamily.of(event, delta)
     return float(family.epsilon(event.noise_multiplier))
+
+
+def _honest_sellers(sellers: int, honest_share: float) -> int:
+    """h = ⌈share·n⌉: how many sellers' noise a secure sum of n sellers has at least."""
+    return min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
+
+
+def alone_event(event: Release, sellers: int, honest_share: float) -> Release:
+    """One seller's release in a secure sum if all other sellers' noise is known: noise of σ/√h.
+
+    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest. A
+    release of another kind is never in a secure sum and is returned unchanged.
+    """
+    if not isinstance(event, PrivacyEvent):
+        return event
+    honest = _honest_sellers(sellers, honest_share)
+    return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
+
+
+def alone_epsilon(family: ReleaseFamily, epsilon: float, sellers: int, honest_share: float) -> float:
+    """The ε that a sold ε in a secure sum becomes if all other sellers' noise is known; infinite for infinity."""
+    if math.isinf(epsilon):
+        return math.inf
+    noise = family.noise_multiplier(epsilon) / math.sqrt(_honest_sellers(sellers, honest_share))
+    return float(family.epsilon(noise))
+
+
+def sold_epsilon(family: ReleaseFamily, alone: float, sellers: int, honest_share: float) -> float:
+    """The most ε that may be sold in a secure sum so that `alone` is left if all other sellers' noise is known."""
+    if math.isinf(alone):
+        return math.inf
+    noise = family.noise_multiplier(alone) * math.sqrt(_honest_sellers(sellers, honest_share))
+    # A little less, so that the way back through `alone_epsilon` does not end above `alone` by rounding.
+    return float(family.epsilon(noise)) * (1.0 - _TURNED_BACK)
 
 
 @dataclass(frozen=True, eq=False)

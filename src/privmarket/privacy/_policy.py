@@ -27,11 +27,14 @@ import numpy as np
 from privmarket._files import in_words
 from privmarket._settings import DELTA, TOLERANCE, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.privacy._calibration import is_ready
+from privmarket.privacy._calibration import ReleaseFamily, alone_epsilon, is_ready, sold_epsilon
 from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
 
 _ROUNDING = 1.0 + TOLERANCE
 
+# Publishing each record outright with probability δ is (0, δ)-DP. At a tenth that is expected of one record even
+# where there are only ten, so nothing is promised to anybody.
+_MOST_DELTA = 0.1
 REGISTERS = ("required", "none")
 _KEY_DIGITS = 64
 Declared = Literal["rounded", "exact"]
@@ -103,7 +106,7 @@ MEANINGS: dict[Reason, str] = {
     Reason.UNIT: "another privacy unit than the seller's",
     Reason.BUYER: "a buyer that the seller does not sell to, or that cannot be known without a broker",
     Reason.BROKER: "a broker that the seller does not use, or none where one is demanded",
-    Reason.UNPAID: "the buyer has not paid for earlier sales, and the seller risks no more ε with it",
+    Reason.UNPAID: "earlier sales are not paid for: by this buyer, or by another where no broker tells them apart",
     Reason.OFFER: "nothing was offered for this, or less, or under other terms",
     Reason.AWARD: "the order is not what the broker awarded",
     Reason.SOLD: "this round is sold already",
@@ -134,7 +137,7 @@ class Order:
         trust: "local" or "aggregate".
         supposed_honest: under aggregate trust, the share of the sellers whose noise must protect each of them.
         sellers: under aggregate trust, how many sell in the round's secure sum.
-        registered: whether there is a register of the sellers that may be in a secure sum.
+        registered: whether the seller relies on a register of those that may be in a secure sum.
         unit: "record" or "person".
         buyer: who buys, as a broker says it; None where no broker is asked.
         broker: the broker's address; None without one.
@@ -244,11 +247,12 @@ class SellerPolicy:
     """What a client agrees to. Every field is a key of the policy file.
 
     Attributes:
-        epsilon_per_sale: the most ε in one sale.
+        epsilon_per_sale: the most ε in one sale, as the wallet is charged.
         epsilon_lifetime: the wallet's cap: the most ε in all, at `delta`; infinite only if "unlimited" is written.
         wallet: the wallet's file, relative to the policy file; `{client}` stands for the client's name.
         head_file: a second file, on another disk, that records how long the wallet's file is; None for none.
-        unpaid_epsilon: the most ε of sales that one buyer may leave unpaid. Beyond it the buyer is refused until it
+        unpaid_epsilon: the most ε of several sales that one buyer may leave unpaid. Who owes for nothing can always
+            buy once, up to `epsilon_per_sale`; a further sale that would pass this limit is refused until the buyer
             pays. None is a tenth of the wallet's cap.
         delta: the largest δ that a sale may name.
         schedules: (sampling rate, steps) that are accepted; "ready" accepts all whose noise needs no new table.
@@ -264,7 +268,9 @@ class SellerPolicy:
         register: whom to join in a secure sum under aggregate trust. "required": only sellers that a broker names
             or that stand in a list of the client's own. A public key in hexadecimal: only a roster that this
             register signed (`secagg.SellerRegister`). "none": anybody. Then a server may own all the other sellers,
-            and statements promise only what is left if all of them work together.
+            so limits, wallet and statements count what is left of a sale if all of them work together.
+        largest_cohort: where `register` is "none", the most sellers in a secure sum. The more there are, the
+            smaller is this seller's part of the noise, so what it offers is small enough for a sum of so many.
         declared_records: "rounded" declares the number of records rounded up to two digits; "exact" as it is.
         price: money asked per unit of ε, by trust model; the client's own valuation if none is given.
         buyers: names of the buyers to sell to, as a broker states them.
@@ -292,6 +298,7 @@ class SellerPolicy:
     honest_share: float = 0.67
     minimum_cohort: int = 10
     register: str = "required"
+    largest_cohort: int = 400
     declared_records: Declared = "rounded"
     price: Mapping[str, float] = field(default_factory=dict)
     buyers: frozenset[str] | None = None
@@ -300,6 +307,11 @@ class SellerPolicy:
 
     def __post_init__(self) -> None:
         require_delta(self.delta)
+        if self.delta >= _MOST_DELTA:
+            raise ConfigurationError(
+                f"policy: delta is {self.delta:g}: so large a share of the records may be published outright",
+                f"choose it below 1 / number of records; the default is {DELTA:g}",
+            )
         for name in ("epsilon_per_sale", "epsilon_lifetime", "steps", "parameters", "weight_magnitude"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"policy: {name} is {getattr(self, name)}", "give a number above 0")
@@ -314,6 +326,11 @@ class SellerPolicy:
             raise ConfigurationError(f"policy: unpaid_epsilon is {self.unpaid_epsilon}", "give a number above 0")
         if self.minimum_cohort < 1:
             raise ConfigurationError(f"policy: minimum_cohort is {self.minimum_cohort}", "give at least 1")
+        if self.largest_cohort < self.minimum_cohort:
+            raise ConfigurationError(
+                f"policy: largest_cohort is {self.largest_cohort}, minimum_cohort {self.minimum_cohort}",
+                "give a largest_cohort of at least minimum_cohort",
+            )
         _known("unit", [self.unit], get_args(Unit))
         if self.register_key is None:
             _known("register", [self.register], (*REGISTERS, "the register's public key, 64 hexadecimal digits"))
@@ -337,6 +354,25 @@ class SellerPolicy:
         except ValueError:
             return None
 
+    def charged_epsilon(self, order: Order, epsilon: float) -> float:
+        """What a sale of ε costs: in a sum without a register, what is left if all other sellers work together.
+
+        As long as the number of sellers is not known, `largest_cohort` is supposed.
+        """
+        if order.trust != "aggregate" or order.registered or not epsilon > 0:
+            return epsilon
+        sellers = self.largest_cohort if order.sellers is None else order.sellers
+        family = ReleaseFamily(order.sampling_rate, order.steps, order.delta)
+        return alone_epsilon(family, epsilon, sellers, order.supposed_honest)
+
+    def sold_epsilon(self, order: Order, charged: float) -> float:
+        """The most ε that may be sold so that the sale costs at most `charged`: `charged_epsilon` turned around."""
+        if order.trust != "aggregate" or order.registered or not charged > 0:
+            return charged
+        sellers = self.largest_cohort if order.sellers is None else order.sellers
+        family = ReleaseFamily(order.sampling_rate, order.steps, order.delta)
+        return sold_epsilon(family, charged, sellers, order.supposed_honest)
+
     def check(self, order: Order) -> None:
         """Refuses an order, or a call for bids, that is outside the policy. Needs no noise table and no records.
 
@@ -344,18 +380,20 @@ class SellerPolicy:
             PolicyRefusal: with the first reason in the order of `Reason`.
         """
         if order.epsilon is not None and not 0 < order.epsilon <= self.epsilon_per_sale * _ROUNDING:
-            raise _refusal(Reason.EPSILON, f"asked for ε = {order.epsilon}, policy {self.epsilon_per_sale}")
+            raise _refusal(
+                Reason.EPSILON, f"asked for ε = {order.epsilon}, epsilon_per_sale = {self.epsilon_per_sale}"
+            )
         if not 0 < order.delta <= self.delta * _ROUNDING:
-            raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, policy at most {self.delta}")
+            raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, delta = {self.delta}")
         rate = order.sampling_rate
         steps = order.steps
         asked = f"asked for {steps} steps at sampling rate {rate}"
         if not (0 < rate <= 1 and 1 <= steps <= self.steps):
-            raise _refusal(Reason.SCHEDULE, f"{asked}, policy at most {self.steps} steps")
+            raise _refusal(Reason.SCHEDULE, f"{asked}, steps = {self.steps}")
         if self.schedules is not None and (rate, steps) not in self.schedules:
-            raise _refusal(Reason.SCHEDULE, f"{asked}, policy {list(self.schedules)}")
+            raise _refusal(Reason.SCHEDULE, f"{asked}, schedules = {[list(one) for one in self.schedules]}")
         if self.schedules is None and not is_ready(order.delta, rate, steps):
-            raise _refusal(Reason.SCHEDULE, f"{asked}: no noise table is at hand and building one takes a minute")
+            raise _refusal(Reason.SCHEDULE, f'{asked}, schedules = "{READY}", and no noise table is ready for it')
         for reason, name in (
             (Reason.CLIP_NORM, "clip_norm"),
             (Reason.LEARNING_RATE, "learning_rate"),
@@ -364,15 +402,15 @@ class SellerPolicy:
             value = getattr(order, name)
             (low, high) = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise _refusal(reason, f"asked for {name} = {value}, policy {low} to {high}")
+                raise _refusal(reason, f"asked for {value}, {name} = [{low}, {high}]")
         if order.trust not in self.trust:
-            raise _refusal(Reason.TRUST, f"asked for {order.trust} trust, policy {', '.join(self.trust)}")
+            raise _refusal(Reason.TRUST, f"asked for {order.trust} trust, trust = {list(self.trust)}")
         if order.trust == "aggregate" and not 0 < order.supposed_honest <= self.honest_share * _ROUNDING:
-            rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, policy {self.honest_share:.0%}"
+            rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, honest_share = {self.honest_share:g}"
             raise _refusal(Reason.HONEST_SHARE, rests)
         if order.trust == "aggregate" and order.sellers is not None and order.sellers < self.minimum_cohort:
             raise _refusal(
-                Reason.COHORT, f"a secure sum of {order.sellers} sellers, policy at least {self.minimum_cohort}"
+                Reason.COHORT, f"a secure sum of {order.sellers} sellers, minimum_cohort = {self.minimum_cohort}"
             )
         if order.trust == "aggregate" and self.register != "none" and not order.registered:
             raise _refusal(
@@ -380,31 +418,60 @@ class SellerPolicy:
                 "a secure sum, and no register says who the other sellers are: sell through a broker, "
                 'give parties=, or write a register\'s key, or "none", as register into the policy',
             )
+        if order.trust == "aggregate" and not order.registered:
+            self._check_alone(order)
         if order.unit != self.unit:
-            raise _refusal(Reason.UNIT, f"asked for ε per {order.unit}, policy per {self.unit}")
+            raise _refusal(Reason.UNIT, f'asked for ε per {order.unit}, unit = "{self.unit}"')
         if self.brokers is not None and order.broker not in self.brokers:
-            raise _refusal(Reason.BROKER, f"order through {order.broker}, policy {sorted(self.brokers)}")
+            raise _refusal(Reason.BROKER, f"order through {order.broker}, brokers = {sorted(self.brokers)}")
         if self.buyers is not None and order.buyer not in self.buyers:
-            raise _refusal(Reason.BUYER, f"order of {order.buyer}, policy {sorted(self.buyers)}")
+            raise _refusal(Reason.BUYER, f"order of {order.buyer}, buyers = {sorted(self.buyers)}")
 
-    def check_debt(self, buyer: str, unpaid_epsilon: float, cap_epsilon: float) -> None:
-        """Refuses a buyer that has not paid for more ε than the policy risks.
+    def _check_alone(self, order: Order) -> None:
+        """Refuses an order in a sum without a register if it costs too much against all others of the sum."""
+        if order.sellers is not None and order.sellers > self.largest_cohort:
+            raise _refusal(
+                Reason.COHORT,
+                f"a secure sum of {order.sellers} sellers and no register, largest_cohort = {self.largest_cohort}",
+            )
+        if order.sellers is None or order.epsilon is None:
+            return  # a call for bids: what is offered will be small enough
+        charged = self.charged_epsilon(order, order.epsilon)
+        if charged > self.epsilon_per_sale * _ROUNDING:
+            raise _refusal(
+                Reason.EPSILON,
+                f"asked for ε = {order.epsilon:g} in a sum of {order.sellers} without a register: against all "
+                f"others that is ε = {charged:.4g}, epsilon_per_sale = {self.epsilon_per_sale:g}",
+            )
+
+    def most_unpaid(self, cap_epsilon: float) -> float:
+        """The most ε of several sales that one buyer may leave unpaid, for a wallet with this cap."""
+        return 0.1 * cap_epsilon if self.unpaid_epsilon is None else self.unpaid_epsilon
+
+    def check_debt(self, buyer: str, owed: float, with_sale: float, cap_epsilon: float) -> None:
+        """Refuses a sale to a buyer that has not paid for others, if it would owe more ε than the policy risks.
+
+        A buyer that owes for nothing is not refused: it could never buy if one sale were more than the limit.
 
         Args:
             buyer: who buys, as a broker says it; without a broker all buyers are one.
-            unpaid_epsilon: ε of everything that this buyer received and has not paid for.
+            owed: ε of everything that this buyer received and has not paid for.
+            with_sale: the same with the sale that is asked for.
             cap_epsilon: the wallet's cap.
 
         Raises:
             PolicyRefusal: `unpaid`.
         """
-        most = 0.1 * cap_epsilon if self.unpaid_epsilon is None else self.unpaid_epsilon
-        if unpaid_epsilon > most:
-            who = buyer or "buyers without a broker"
+        most = self.most_unpaid(cap_epsilon)
+        if owed > 0 and with_sale > most:
+            who = f"{buyer} has" if buyer else "buyers without a broker, who all count as one, have"
             raise PolicyRefusal(
                 Reason.UNPAID,
-                f"{who} has not paid for ε = {unpaid_epsilon:.3g}, policy at most {most:.3g}",
-                "wait for the payment, or raise unpaid_epsilon in the policy",
+                f"{who} not paid for ε = {owed:.3g}; with this sale it would be {with_sale:.3g}, "
+                f"unpaid_epsilon = {most:.3g}",
+                "wait for the payment, sell through a broker, which tells buyers apart, or raise unpaid_epsilon"
+                if not buyer
+                else "wait for the payment, or raise unpaid_epsilon in the policy",
             )
 
     def declared(self, records: float) -> float:
@@ -433,15 +500,17 @@ class SellerPolicy:
             raise _refusal(Reason.WEIGHTS, f"arrays {sorted(weights)[:4]} do not fit {sorted(shapes)[:4]}")
         total = sum(array.size for array in weights.values())
         if not 1 <= total <= self.parameters:
-            raise _refusal(Reason.WEIGHTS, f"{total} weights, policy 1 to {self.parameters}")
+            raise _refusal(Reason.WEIGHTS, f"{total} weights, parameters = {self.parameters}")
         for name, array in weights.items():
             if array.dtype not in (np.float32, np.float64):
                 raise _refusal(Reason.WEIGHTS, f"{name} holds {array.dtype}, not float32 or float64")
             # Written so that NaN fails; the extremes of the array need no copy of it.
             if array.size and not max(-float(array.min()), float(array.max())) <= self.weight_magnitude:
-                raise _refusal(Reason.WEIGHTS, f"{name} is not finite or above {self.weight_magnitude:g}")
+                raise _refusal(
+                    Reason.WEIGHTS, f"{name} is not finite or above weight_magnitude = {self.weight_magnitude:g}"
+                )
         if self.models is not None and model_fingerprint(weights) not in self.models:
-            raise _refusal(Reason.MODEL, f"model {model_fingerprint(weights)} is not on the policy's list")
+            raise _refusal(Reason.MODEL, f"model {model_fingerprint(weights)} is not in the list models")
 
     @classmethod
     def read(cls, path: Path | str) -> SellerPolicy:
@@ -465,7 +534,7 @@ def model_fingerprint(weights: Mapping[str, np.ndarray] | Mapping[str, tuple[int
 
 
 def _refusal(reason: Reason, message: str) -> PolicyRefusal:
-    return PolicyRefusal(reason, f"{reason.value}: {message}", "see the seller's policy file")
+    return PolicyRefusal(reason, f"{reason.value}: {message}", "change that key of the policy if you agree to this")
 
 
 def _known(name: str, given: Iterable[str], choices: tuple[str, ...]) -> None:
@@ -649,6 +718,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "honest_share": _number,
     "minimum_cohort": _whole,
     "register": _text,
+    "largest_cohort": _whole,
     "declared_records": _text,
     "price": _prices,
     "buyers": _names,
@@ -679,7 +749,7 @@ epsilon_per_sale = 1.0             # the most ε in one sale
 epsilon_lifetime = 8.0             # the wallet's cap, for life; "{UNLIMITED}" must be written out
 wallet = "wallet-{{client}}.jsonl"   # where sales are remembered, beside this file
 head_file = "{NONE}"                 # a file on another disk that shows when an old wallet file is put back
-unpaid_epsilon = "{TENTH}"           # of the wallet, or a number: the most ε that one buyer has not paid for
+unpaid_epsilon = "{TENTH}"           # of the wallet, or a number: what one buyer may owe for
 delta = 1e-5                       # the largest δ; keep it below 1 / number of records
 unit = "record"                    # or "person": all records of a person together
 declared_records = "rounded"       # up to two digits; or "exact", which tells when a record comes or goes
@@ -698,6 +768,7 @@ trust = ["local"]                  # add "aggregate" to sell under secure sums
 honest_share = 0.67                # the most honest sellers, as a share, that a promise may rest on
 minimum_cohort = 10                # the fewest sellers in a secure sum
 register = "required"              # who sells besides: a broker says it; or a register's key; or "none" says it
+largest_cohort = 400               # with register = "none": the most sellers in a secure sum
 price = {{}}                         # money per unit of ε, e.g. {{ local = 0.5, aggregate = 0.1 }}
 
 buyers = "{ANY}"                     # or a list of ids, as the broker names them

@@ -12,7 +12,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -33,7 +33,7 @@ from privmarket.privacy._accountant import (
     guess_accuracy,
     renyi_epsilon,
 )
-from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily, alone_event
 from privmarket.privacy._events import PrivacyEvent, Release, Unit, require_delta
 from privmarket.privacy._gaussian import literal_noise_multiplier
 from privmarket.privacy._wallet import Measure, Wallet, Watch
@@ -217,18 +217,6 @@ def promise(
     )
 
 
-def alone_event(event: Release, sellers: int, honest_share: float) -> Release:
-    """One seller's release in a secure sum if all other sellers' noise is known: noise of σ/√h.
-
-    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest. A
-    release of another kind is never in a secure sum and is returned unchanged.
-    """
-    if not isinstance(event, PrivacyEvent):
-        return event
-    honest = min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
-    return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
-
-
 def cohort_words(cohorts: int) -> str:
     """A sentence on the cost of splitting a round's sellers into several secure sums, each with its full noise."""
     return (
@@ -263,12 +251,15 @@ def lifetime_promise(
     trust: Trust = "local",
     arithmetic: Arithmetic = "exact",
     seeded: bool = False,
+    registered: bool = True,
 ) -> Promise:
     """What a wallet promises for everything that it ever lets through, however later sales are chosen.
 
     Args:
         cap_epsilon: the wallet's cap; infinite promises nothing.
         measures: what the wallet watches, as in `Wallet.measures`; by default what every new wallet watches.
+        registered: under aggregate trust, whether the promise rests on a register. Without one each sale is charged
+            with what is left if all other sellers work together with the server, so it rests on nobody.
 
     Implements: three bounds on the share of right guesses, of which the smallest holds.
     (1) What (cap, δ) allows.
@@ -282,7 +273,9 @@ def lifetime_promise(
     if not cap_epsilon > 0:
         raise PrivacyError(f"a wallet's cap is {cap_epsilon}", "give an ε above 0")
     if math.isinf(cap_epsilon):
-        return Promise(math.inf, delta, 1.0, unit, trust, arithmetic, None, seeded, "lifetime")
+        return Promise(
+            math.inf, delta, 1.0, unit, trust, arithmetic, None, seeded, "lifetime", registered=registered
+        )
     caps = np.array([cap_epsilon])
     watch = Watch.standard(caps, delta) if measures is None else Watch.named(caps, delta, [measures])
     epsilons = np.linspace(0.0, cap_epsilon, _CURVE_POINTS)
@@ -314,7 +307,9 @@ def lifetime_promise(
     if unit == "record" and watch.columns[0].tolist() == [GAUSSIAN]:
         mu = math.sqrt(float(watch.limits[0, 0]))
         group = float(gaussian.epsilon_of(GROUP_RECORDS * mu, delta))
-    return Promise(cap_epsilon, delta, accuracy, unit, trust, arithmetic, group, seeded, "lifetime")
+    return Promise(
+        cap_epsilon, delta, accuracy, unit, trust, arithmetic, group, seeded, "lifetime", registered=registered
+    )
 
 
 def rounded_up_percent(share: float) -> str:

@@ -25,13 +25,16 @@ steps, with the same filter (`Wallets`) and the same errors, but are not called 
 
 `tests/laws/test_wallet_stores.py` runs the same tests on all of them, through the calls that the engines make.
 
-A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then per
-sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before* training for it
-starts, so the sale is charged whenever the process dies after that. A line cut short by a crash was never forced to
-disk, hence nothing was released for it, and it is dropped. A lock on the file keeps two processes of one client
-from spending the same ε.
+A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded` and
+`lowered`, then per sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before*
+training for it starts, so the sale is charged whenever the process dies after that. A line cut short by a crash
+was never forced to disk, hence nothing was released for it, and it is dropped. A lock on the file keeps two
+processes of one client from spending the same ε.
 
-If an older copy of the file is put back, the same ε could be sold again. Two things detect that:
+Each line ends with a hash over it and the hash of the line before. A line that was changed, left out or put in
+between does not fit, and the file is refused; so is an empty one, since a new file has its first line from the
+start. The hashes have no key: whoever writes all later lines anew, or removes the last ones, is not noticed by the
+file alone. If an older copy of the file is put back, the same ε could be sold again. Two things detect that:
 
 - A *head file* on another disk, written after each line: how many lines there are, and the last of a chain of
   hashes over them. A file that is shorter, or that differs in a line that was counted, is refused. One that is
@@ -63,7 +66,7 @@ from privmarket._files import force_folder, in_words, write_atomically
 from privmarket._settings import DELTA, Trust
 from privmarket.errors import PrivacyError, PrivmarketError, WalletError
 from privmarket.privacy._accountant import composed_epsilon
-from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily, alone_event
 from privmarket.privacy._events import PrivacyEvent, Release, Unit, from_json, to_json
 from privmarket.privacy._wallet import Measure, Wallets
 
@@ -262,12 +265,14 @@ class _Replay:
     """The state after the first `offset` bytes of a wallet file; kept, so that only new lines are read later.
 
     Attributes:
+        unit: what one unit of privacy is, for all sales.
         heads: one hash per line, over it and all before it.
         head_file: the second file, as the file itself names it; None where it has none.
     """
 
     inode: int
     offset: int = 0
+    unit: Unit = "record"
     wallets: Wallets | None = None
     sales: dict[str, SaleEntry] = field(default_factory=dict)
     heads: list[str] = field(default_factory=list)
@@ -282,45 +287,94 @@ class WalletFile:
 
     Args:
         path: the file; made, with its folder, when the first bid is asked for.
-        cap_epsilon: lifetime limit on what the client sells, at `delta`. Fixed when the file is made.
+        cap_epsilon: lifetime limit on what the client sells, at `delta`. It can be lowered later, never raised.
         head_file: a second file, best on another disk, that shows when an older copy of `path` is put back. A
-            wallet that has one keeps it, also where it is left out later.
+            wallet that has one keeps it, also where it is left out later. Its folder must be there.
+        unit: what one unit of privacy is. Fixed when the file is made: ε per record and per person do not add up.
     """
 
     def __init__(
-        self, path: Path | str, cap_epsilon: float, delta: float = DELTA, head_file: Path | str | None = None
+        self,
+        path: Path | str,
+        cap_epsilon: float,
+        delta: float = DELTA,
+        head_file: Path | str | None = None,
+        unit: Unit = "record",
     ) -> None:
         self.path = Path(path).absolute()
         self.cap_epsilon = float(cap_epsilon)
         self.delta = delta
         self.head_file = None if head_file is None else Path(head_file).absolute()
+        self.unit: Unit = unit
 
     @contextmanager
     def open(self) -> Iterator[OpenWallet]:
-        """The wallet, locked for this process. Its first line says what it watches, which never changes."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """The wallet, locked for this process. Its first line says what it watches, which never changes.
+
+        Raises:
+            WalletError: the file was opened with a lower cap, another δ or another unit.
+            WalletFileError: it is damaged, changed, or an older copy; or the head file's folder is not there.
+        """
+        if self.head_file is not None and not self.head_file.parent.is_dir():
+            raise WalletFileError(
+                f"the head file of {self.path.name} cannot be kept: there is no folder {self.head_file.parent}",
+                "mount the disk on which it is, or make the folder yourself",
+            )
+        if not self.path.exists():
+            self._make()
         with self.path.open("a+b") as stream:
             replay = self._replay(stream)
-            if replay.wallets is None:
-                if self.head_file is not None and self.head_file.exists():
-                    raise _rolled_back(self.path, f"{self.head_file} belongs to a wallet, and the wallet is gone")
-                cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
-                (measures,) = Wallets(self.cap_epsilon, self.delta).measures
-                first = {"kind": "opened", "cap_epsilon": cap, "delta": self.delta, "measures": measures}
-                _append(stream, replay, first)
-                force_folder(self.path.parent)
+            self._agree(stream, replay)
             if self.head_file is not None and self.head_file != replay.head_file:
                 replay.head_file = self.head_file
                 _append(stream, replay, {"kind": "guarded", "head_file": str(self.head_file)})
-            wallets = replay.wallets
-            assert wallets is not None
-            if float(wallets.cap_epsilon[0]) != self.cap_epsilon or wallets.delta != self.delta:
+            assert replay.wallets is not None
+            yield OpenWallet(stream, replay, replay.wallets)
+
+    def _make(self) -> None:
+        """Makes the file with its first line; if another process makes it now, that one's is taken."""
+        if self.head_file is not None and self.head_file.exists():
+            raise _rolled_back(self.path, f"{self.head_file} belongs to a wallet, and the wallet is gone")
+        cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
+        (measures,) = Wallets(self.cap_epsilon, self.delta).measures
+        first = {"kind": "opened", "cap_epsilon": cap, "delta": self.delta, "unit": self.unit, "measures": measures}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            stream = self.path.open("xb")
+        except FileExistsError:
+            return
+        with stream:
+            _lock(stream)
+            _write(stream, _line("", first))
+        force_folder(self.path.parent)
+
+    def _agree(self, stream: IO[bytes], replay: _Replay) -> None:
+        """Lowers the cap if a lower one is given; refuses a higher one, another δ and another unit."""
+        wallets = replay.wallets
+        assert wallets is not None
+        cap = float(wallets.cap_epsilon[0])
+        if replay.unit != self.unit:
+            raise WalletError(
+                f"{self.path.name} counts ε per {replay.unit}, not per {self.unit}: the two do not add up",
+                f'write unit = "{replay.unit}" into the policy; or name another wallet file, which begins anew and '
+                "counts nothing of what this one sold",
+            )
+        if self.cap_epsilon > cap or wallets.delta != self.delta:
+            raise WalletError(
+                f"{self.path.name} has a cap of ε = {cap:g} at δ = {wallets.delta:g}, not {self.cap_epsilon:g} at "
+                f"{self.delta:g}",
+                "a lifetime cap is for life: it can be lowered, not raised, and its δ stays. Give the cap and δ of "
+                "the file",
+            )
+        if self.cap_epsilon < cap:
+            try:
+                _lowered(wallets, self.cap_epsilon)
+            except WalletError as error:
                 raise WalletError(
-                    f"{self.path.name} was opened with a cap of ε = {wallets.cap_epsilon[0]:g}, "
-                    f"δ = {wallets.delta:g}, not {self.cap_epsilon:g} at {self.delta:g}",
-                    "a lifetime cap is for life; give the first one",
-                )
-            yield OpenWallet(stream, replay, wallets)
+                    f"{self.path.name} has sold more than a cap of ε = {self.cap_epsilon:g} allows",
+                    f"give {cap:g}, the cap until now, or a lower one that holds what was sold",
+                ) from error
+            _append(stream, replay, {"kind": "lowered", "cap_epsilon": self.cap_epsilon})
 
     @classmethod
     def existing(cls, path: Path | str) -> WalletFile:
@@ -330,7 +384,7 @@ class WalletFile:
             with place.open("rb") as stream:
                 first = json.loads(stream.readline())
             cap = math.inf if first["cap_epsilon"] is None else float(first["cap_epsilon"])
-            return cls(place, cap, float(first["delta"]))
+            found = cls(place, cap, float(first["delta"]), unit=first["unit"])
         except FileNotFoundError as error:
             raise WalletFileError(
                 f"{place}: not a wallet file, since there is no such file",
@@ -340,6 +394,8 @@ class WalletFile:
             raise WalletFileError(
                 f"{place}: not a wallet file: {in_words(error)}", "name the file of a client"
             ) from error
+        found.cap_epsilon = float(found._wallets().cap_epsilon[0])  # it may have been lowered
+        return found
 
     @property
     def measure(self) -> str:
@@ -409,24 +465,26 @@ class WalletFile:
 
     def _replay(self, stream: IO[bytes]) -> _Replay:
         """Waits for the lock on the file, and reads the new lines. Closing the file frees the lock."""
-        if sys.platform == "win32":
-            stream.seek(0)
-            msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
-        else:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        _lock(stream)
         inode = os.fstat(stream.fileno()).st_ino
         size = os.fstat(stream.fileno()).st_size
-        replay = _REPLAYS.get(self.path)
+        replay = _REPLAYS.pop(self.path, None)  # kept again only if all of the file can be read
         if replay is None or replay.inode != inode or replay.offset > size:
-            replay = _REPLAYS[self.path] = _Replay(inode)
+            replay = _Replay(inode)
         stream.seek(replay.offset)
         whole, newline, torn = stream.read().rpartition(b"\n")
         for number, line in enumerate(whole.split(b"\n") if newline else [], 1):
             _apply(replay, line, f"{self.path.name}, line {number} from byte {replay.offset}")
         replay.offset += len(whole) + len(newline)
+        if replay.wallets is None:
+            raise WalletFileError(
+                f"{self.path.name} is empty: no wallet begins like that",
+                "put the newest copy back. Remove the file only if nothing was ever sold or released from it",
+            )
         self._check_head(replay)
         if torn:
             stream.truncate(replay.offset)
+        _REPLAYS[self.path] = replay
         return replay
 
     def _check_head(self, replay: _Replay) -> None:
@@ -471,7 +529,7 @@ class OpenWallet:
         epsilon: float,
         event: Release,
         *,
-        unit: str = "record",
+        unit: Unit | None = None,
         trust: str = "local",
         honest_share: float | None = None,
         sellers: int = 0,
@@ -485,9 +543,11 @@ class OpenWallet:
         """Sets a sale aside. It is on disk when this returns, so training may start.
 
         Args:
-            unit, trust: what ε means, for the seller's statement.
+            unit: what one unit of privacy is in this sale, if that is to be compared with the file's.
+            trust: whom the seller trusts, for its statement.
             honest_share, sellers, cohorts, registered: under aggregate trust, what the sum's promise assumes, and
-                how many sums the round has.
+                how many sums the round has. If it is not registered, what is left of this seller's noise against
+                all the others is charged, see `_charged`.
             buyer: who buys, as a broker says it.
             broker, broker_round: the broker's address and its name for the round.
             due_micro: what the buyer owes on delivery.
@@ -498,14 +558,13 @@ class OpenWallet:
         """
         if sale in self._state.sales:
             raise SoldBeforeError(sale)
-        try:
-            copy(self.wallets).spend([event])
-        except WalletError as error:
+        if unit not in (None, self._state.unit):
             raise WalletError(
-                f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
-            ) from error
+                f"ε per {unit}, and this wallet counts ε per {self._state.unit}: the two do not add up",
+                "sell with another wallet file, made with that unit",
+            )
         line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
-        line |= {"unit": unit, "trust": trust}
+        line |= {"unit": self._state.unit, "trust": trust}
         if trust == "aggregate":
             line |= {"registered": registered}
             if honest_share is not None:
@@ -518,6 +577,13 @@ class OpenWallet:
             line |= {"buyer": buyer, "broker": broker, "broker_round": broker_round}
         if due_micro:
             line["due_micro"] = due_micro
+        charged = _charged(line)
+        try:
+            copy(self.wallets).spend([charged])
+        except WalletError as error:
+            raise WalletError(
+                f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
+            ) from error
         _append(self._stream, self._state, line)
 
     def void(self, sale: str) -> None:
@@ -571,9 +637,9 @@ class OpenWallet:
             line = {"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault}
             _append(self._stream, self._state, line)
 
-    def unpaid_epsilon(self, buyer: str) -> float:
-        """ε of all that was sold to a buyer and not paid for; void sales do not count."""
-        return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta)
+    def unpaid_epsilon(self, buyer: str, *more: Release) -> float:
+        """ε of all that was sold to a buyer and not paid for, and of further releases; void sales do not count."""
+        return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta, *more)
 
     def compare(self, broker: str, deliveries: Iterable[BookedDelivery]) -> None:
         """Compares the file with a broker's books about this seller, and records what was paid there.
@@ -605,13 +671,30 @@ class OpenWallet:
         return float(self.wallets.remaining_share[0])
 
 
+def _charged(sale: Mapping[str, Any]) -> Release:
+    """The release that a wallet is charged with for a sale.
+
+    In a secure sum whose sellers no register names, a server may own all of them but this one. What it promised
+    there is only this seller's own part of the noise, so that is what the cap counts.
+    """
+    event = from_json(sale["event"])
+    if sale.get("trust") != "aggregate" or sale.get("registered", True):
+        return event
+    if "sellers" not in sale or "honest_share" not in sale:
+        raise WalletError(
+            "a secure sum without a register, and not known how many sellers it has",
+            "give sellers and honest_share: they say how much of the noise is this seller's own",
+        )
+    return alone_event(event, sale["sellers"], sale["honest_share"])
+
+
 def _is_owed(sale: SaleEntry) -> bool:
     return not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
 
 
-def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float) -> float:
-    owed = [sale["event"] for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
-    return composed_epsilon([from_json(event) for event in owed], delta) if owed else 0.0
+def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float, *more: Release) -> float:
+    owed = [_charged(sale) for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
+    return composed_epsilon([*owed, *more], delta) if owed or more else 0.0
 
 
 def _rolled_back(path: Path, why: str) -> WalletFileError:
@@ -629,12 +712,46 @@ def _journal_rolled_back(wallet: Path, why: str) -> WalletFileError:
     )
 
 
-def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
-    """Writes a line, forces it to disk, and changes the state as reading the line would."""
-    line = json.dumps(entry).encode() + b"\n"
+def _lowered(wallets: Wallets, cap_epsilon: float) -> Wallets:
+    """The same wallet with a lower cap. It watches the same measures, so the choice of them stays fixed.
+
+    Whatever stays within the lower limits in all is (lower cap, δ)-DP, from the first sale on.
+
+    Raises:
+        WalletError: more was sold.
+    """
+    return Wallets.restore([cap_epsilon], wallets.delta, wallets.history, measures=wallets.measures)
+
+
+def _lock(stream: IO[bytes]) -> None:
+    """Waits for the lock on a file, which lasts until it is closed."""
+    if sys.platform == "win32":
+        stream.seek(0)
+        msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
+    else:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+
+
+def _head(before: str, entry: Mapping[str, object]) -> str:
+    """The hash of a line: over it and, by the hash of the line before, all earlier ones."""
+    return hashlib.sha256(f"{before} {json.dumps(entry)}".encode()).hexdigest()
+
+
+def _line(before: str, entry: Mapping[str, object]) -> bytes:
+    """A line of a wallet file, with its hash."""
+    return json.dumps({**entry, "hash": _head(before, entry)}).encode() + b"\n"
+
+
+def _write(stream: IO[bytes], line: bytes) -> None:
     stream.write(line)
     stream.flush()
     os.fsync(stream.fileno())
+
+
+def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
+    """Writes a line, forces it to disk, and changes the state as reading the line would."""
+    line = _line(state.heads[-1], entry)
+    _write(stream, line)
     _apply(state, line, "a new line")
     state.offset += len(line)
     if state.head_file is not None:
@@ -646,16 +763,24 @@ def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> N
 
 def _apply(state: _Replay, line: bytes, place: str) -> None:
     """Changes the state of a wallet as one line of its file says."""
-    before = state.heads[-1] if state.heads else ""
     try:
         entry = json.loads(line)
+        told = entry.pop("hash")
+        head = _head(state.heads[-1] if state.heads else "", entry)
+        if told != head:
+            raise ValueError("its hash does not fit: this line was changed, or a line before it is missing")
         kind = entry.pop("kind")
         sale = entry.pop("sale", None)
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
             state.wallets = Wallets([cap], entry["delta"], measures=[entry["measures"]])
+            state.unit = entry["unit"]
+        elif kind == "lowered" and state.wallets is not None:
+            if not entry["cap_epsilon"] < state.wallets.cap_epsilon[0]:
+                raise ValueError("the cap is raised")
+            state.wallets = _lowered(state.wallets, entry["cap_epsilon"])
         elif kind == "reserved" and state.wallets is not None:
-            state.wallets.spend([from_json(entry["event"])])
+            state.wallets.spend([_charged(entry)])
             state.sales[sale] = entry
             state.sales[sale]["released"] = False
         elif kind == "void" and state.wallets is not None:
@@ -670,9 +795,9 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
             state.sales[sale].update(entry)
         else:
             raise ValueError(f"unexpected {kind}")
-        state.heads.append(hashlib.sha256(before.encode() + line.rstrip(b"\n")).hexdigest())
+        state.heads.append(head)
     except (ValueError, KeyError, TypeError, AttributeError, PrivacyError) as error:
         raise WalletFileError(
             f"{place}: {line[:80]!r} ({error})",
-            "restore a copy that holds every sale (an older one would sell the same ε again); never edit it",
+            "put the newest copy back (an older one would sell the same ε again), and never edit it",
         ) from error

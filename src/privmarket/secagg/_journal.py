@@ -246,8 +246,15 @@ class FileJournal:
         """The journal, locked against other processes and threads.
 
         Raises:
-            SumRefusal: `disk`, if the file is damaged, cannot be read, or is an older copy.
+            SumRefusal: `disk`, if the file is damaged, cannot be read, or is an older copy; or if the head file's
+                folder is not there.
         """
+        if self.head_file is not None and not self.head_file.parent.is_dir():
+            raise SumRefusal(
+                "disk",
+                f"the head file of {self.path.name} cannot be kept: there is no folder {self.head_file.parent}",
+                "mount the disk on which it is, or make the folder yourself",
+            )
         with locked(self.path.with_name(self.path.name + ".lock")):
             state = self._load()
             self._check_head(state)

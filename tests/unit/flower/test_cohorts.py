@@ -272,6 +272,7 @@ def signs_two_lists(tmp_path, monkeypatch, *, files=("client-0.sums",), head=Fal
             return WalletFile(folder / f"{name}.jsonl", math.inf, CONFIG.delta, tmp_path / "heads" / name)
 
         if head:
+            (tmp_path / "heads").mkdir()
             app.seller.wallet = wallet
 
     def tamper(message):

@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 import privmarket as pm
 from privmarket.cli import app as cli
 from privmarket.errors import ConfigurationError, WalletError
+from privmarket.flower._guard_mod import REFUSALS
 from privmarket.flower._in_process import InProcessGrid, play_in_process
 from privmarket.flower._training import private_module_update, trainable_arrays
 from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier
@@ -329,6 +331,16 @@ def test_a_metric_has_noise_for_its_range_or_for_one_record(tmp_path, monkeypatc
     assert mean == pytest.approx(0.75, abs=0.4 * deviation)
 
 
+def test_a_declared_metric_that_the_reply_lacks_is_named_in_the_log(tmp_path, caplog):
+    text = SITE + "[guard.evaluate]\nacuracy = { range = [0, 1], epsilon = 0.5 }\n"
+    reply = ask(evaluating([guard(tmp_path, text)]), "evaluate")
+    assert set(reply.content["metrics"]) == {"acuracy", "num-examples"}
+    assert "the policy declares acuracy, and the app's reply has no finite number" in caplog.text
+    caplog.clear()
+    ask(evaluating([guard(tmp_path, text.replace("acuracy", "accuracy"))]), "evaluate")
+    assert "no finite number" not in caplog.text
+
+
 def test_more_records_than_declared_do_not_inflate_a_mean(tmp_path, monkeypatch, caplog):
     text = SITE + "[guard.evaluate]\naccuracy = { range = [0, 1], epsilon = 2.0 }\n"
     seed_noise(monkeypatch)
@@ -401,6 +413,25 @@ def test_a_policy_that_is_gone_is_named_in_the_log(tmp_path, caplog):
     app = plain_app([pm.flower.GuardMod(policy=tmp_path / "gone.toml")])
     assert ask(app).error.reason.startswith("privmarket guard: setup")
     assert str(tmp_path / "gone.toml") in caplog.text
+
+
+def test_every_word_of_a_guard_is_explained_on_its_page():
+    page = (Path(__file__).parents[3] / "docs/reference/refusals.md").read_text(encoding="utf-8")
+    explained = page.partition("## A guard")[2]
+    assert [word for word in REFUSALS if f"| `{word}` |" not in explained] == []
+
+
+def test_a_relative_policy_is_named_in_full_in_the_log(tmp_path, monkeypatch, caplog):
+    """Where the process was started may be another app's folder."""
+    site = policy(tmp_path)
+    assert not ask(plain_app([pm.flower.GuardMod(policy=site)])).has_error()
+    assert "full path" not in caplog.text
+    monkeypatch.chdir(tmp_path)
+    assert not ask(plain_app([pm.flower.GuardMod(policy="site.toml")])).has_error()
+    assert f"the policy site.toml is read from {site}" in caplog.text
+    caplog.clear()
+    pm.flower.client_app(lambda weights, job: weights, valuation=0.1, policy="site.toml")
+    assert f"the policy site.toml is read from {site}" in caplog.text
 
 
 def test_a_counter_of_a_layer_keeps_its_shape(tmp_path):

@@ -62,7 +62,7 @@ def fresh(tmp_path, context):
 def test_a_buyer_that_does_not_pay_is_refused_until_it_does(tmp_path):
     assert drained(tmp_path / "paid")[0] == 5
     sold, result = drained(tmp_path / "unpaid", tamper=keeps_its_money)
-    assert sold == 3  # two of ε = 0.5 have ε = 0.75 together, below a tenth of the wallet; three have more
+    assert sold == 2  # two of ε = 0.5 have ε = 0.75 together, below a tenth of the wallet; three have more
     assert result.declined["0"].startswith("unpaid")
 
 
@@ -77,7 +77,15 @@ def test_a_receipt_of_less_than_was_due_pays_no_debt(tmp_path):
         if receipt is not None:
             wire.put(message.content, replace(receipt, paid_micro=1))
 
-    assert drained(tmp_path, tamper=pays_a_micro_unit)[0] == 3
+    assert drained(tmp_path, tamper=pays_a_micro_unit)[0] == 2
+
+
+def test_who_owes_for_nothing_can_buy_once_whatever_the_limit(tmp_path):
+    """Were a first sale above the limit refused, a seller with `unpaid_epsilon = 0.1` would never sell ε = 0.5."""
+    assert drained(tmp_path / "paid", unpaid_epsilon=0.1)[0] == 5
+    sold, result = drained(tmp_path / "unpaid", tamper=keeps_its_money, unpaid_epsilon=0.1)
+    assert sold == 1
+    assert "by another where no broker tells them apart" in result.declined["0"]
 
 
 # --- secure sums -----------------------------------------------------------------------------------------
@@ -128,6 +136,7 @@ def test_bids_declare_a_rounded_number_of_records():
 
 def test_a_policy_names_a_head_file(tmp_path):
     (tmp_path / "seller.toml").write_text('head_file = "heads/{client}.json"\n')
+    (tmp_path / "heads").mkdir()
     app = client(epsilon=0.3, policy=tmp_path / "seller.toml", wallet=None)
     play(app, server(rounds=2))
     wallet = pm.privacy.WalletFile(tmp_path / "wallet-0.jsonl", 8.0)

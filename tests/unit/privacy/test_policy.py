@@ -1,6 +1,7 @@
 import math
 import tomllib
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,27 @@ def test_every_order_outside_the_defaults_is_refused_for_its_own_reason(change, 
     assert refused(SellerPolicy(), replace(GOOD, **change)) is reason
 
 
+@pytest.mark.parametrize(
+    ("policy", "change", "said"),
+    [
+        (SellerPolicy(), {"epsilon": 1.1}, "epsilon_per_sale = 1.0"),
+        (SellerPolicy(), {"delta": 0.5}, "delta = 1e-05"),
+        (SellerPolicy(), {"steps": 10**9}, "steps = 1000"),
+        (SellerPolicy(schedules=((0.05, 20),)), {}, "schedules = [[0.05, 20]]"),
+        (SellerPolicy(), {"sampling_rate": 0.0123, "steps": 77}, 'schedules = "ready"'),
+        (SellerPolicy(), {"clip_norm": 1e-9}, "clip_norm = [0.001, 1000.0]"),
+        (SellerPolicy(), {"trust": "aggregate"}, "trust = ['local']"),
+        (SellerPolicy(), {"unit": "person"}, 'unit = "record"'),
+        (SellerPolicy(buyers=frozenset({"b2"})), {}, "buyers = ['b2']"),
+        (SellerPolicy(brokers=frozenset({"http://c"})), {}, "brokers = ['http://c']"),
+    ],
+)
+def test_a_refusal_names_the_key_of_the_policy(policy, change, said):
+    with pytest.raises(PolicyRefusal) as caught:
+        policy.check(replace(GOOD, **change))
+    assert said in caught.value.message
+
+
 def test_an_unknown_schedule_is_refused_at_once(monkeypatch):
     def never(*_):
         raise AssertionError("a table was built")
@@ -113,17 +135,27 @@ def test_a_secure_sum_needs_enough_sellers_and_a_register():
 
 
 @pytest.mark.parametrize(
-    ("limit", "owed", "fits"), [(None, 0.8, True), (None, 0.81, False), (2.0, 1.9, True), (math.inf, 1e9, True)]
+    ("limit", "owed", "with_sale", "fits"),
+    [
+        (None, 0.5, 0.8, True),
+        (None, 0.5, 0.81, False),
+        (None, 0.0, 1.0, True),
+        (2.0, 1.9, 2.0, True),
+        (math.inf, 1e9, 2e9, True),
+    ],
 )
-def test_who_owes_too_much_is_refused(limit, owed, fits):
+def test_who_would_owe_too_much_is_refused_before_the_sale(limit, owed, with_sale, fits):
     policy = SellerPolicy(unpaid_epsilon=limit)
     if fits:
-        policy.check_debt("lab", owed, cap_epsilon=8.0)
+        policy.check_debt("lab", owed, with_sale, cap_epsilon=8.0)
         return
     with pytest.raises(PolicyRefusal, match="lab has not paid") as caught:
-        policy.check_debt("lab", owed, cap_epsilon=8.0)
+        policy.check_debt("lab", owed, with_sale, cap_epsilon=8.0)
     assert caught.value.reason is Reason.UNPAID
     assert "unpaid_epsilon" in caught.value.hint
+    with pytest.raises(PolicyRefusal, match="who all count as one, have not paid") as caught:
+        policy.check_debt("", owed, with_sale, cap_epsilon=8.0)
+    assert "broker" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -190,6 +222,8 @@ def test_no_weights_at_all_are_refused():
         ('epsilon_lifetime = "none"', "not a number"),
         ("epsilon_lifetime = -1", "above 0"),
         ("delta = 0.9", "delta"),
+        ("delta = 0.4", "published outright"),
+        ("delta = 0.1", "published outright"),
         ("delta = nan", "not a number"),
         ("delta = true", "not a number"),
         ("steps = 2.5", "whole"),
@@ -241,6 +275,12 @@ def test_prices_per_trust(tmp_path):
 def test_every_reason_has_a_meaning_and_fits_a_word():
     assert set(MEANINGS) == set(Reason)
     assert all(" " not in reason and len(reason) < 20 for reason in Reason)
+
+
+def test_every_reason_is_explained_on_its_page():
+    page = (Path(__file__).parents[3] / "docs/reference/refusals.md").read_text(encoding="utf-8")
+    explained = page.partition("### What to do about a word")[2].partition("###")[0]
+    assert [reason for reason in Reason if f"`{reason.value}`" not in explained] == []
 
 
 def test_every_field_of_a_policy_is_a_key_of_its_file(tmp_path):

@@ -33,6 +33,11 @@ def sell(wallet, sale, epsilon=1.0):
         book.reserve(sale, epsilon, FAMILY.event(epsilon))
 
 
+def line_of(entry):
+    """A first line with its hash, as another version of the package writes it."""
+    return wallet_file._line("", {key: value for key, value in entry.items() if key != "hash"})
+
+
 def left(wallet):
     with wallet.open() as book:
         return book.remaining_share
@@ -75,8 +80,67 @@ def test_the_cap_holds_over_restarts(wallet):
 
 def test_another_cap_is_refused(wallet):
     sell(wallet, "a/0")
-    with pytest.raises(WalletError, match="for life"):
-        left(WalletFile(wallet.path, cap_epsilon=30.0))
+    for cap, delta in ((30.0, 1e-5), (float("inf"), 1e-5), (3.0, 1e-6)):
+        with pytest.raises(WalletError, match="for life"):
+            left(WalletFile(wallet.path, cap, delta))
+
+
+def test_a_cap_can_be_lowered_for_good(wallet):
+    sell(wallet, "a/0")
+    measures = wallet.measures
+    lower = WalletFile(wallet.path, cap_epsilon=2.0)
+    with lower.open() as book:
+        assert float(book.wallets.cap_epsilon[0]) == 2.0
+        with pytest.raises(WalletError, match="does not fit"):
+            book.reserve("a/1", 1.9, FAMILY.event(1.9))
+        book.reserve("a/1", 0.7, FAMILY.event(0.7))
+    forget()
+    assert lower.measures == measures  # chosen before the first sale
+    assert lower.epsilon_spent <= 2.0
+    assert WalletFile.existing(wallet.path).cap_epsilon == 2.0
+    with pytest.raises(WalletError, match="cap of ε = 2"):
+        left(wallet)
+    with pytest.raises(WalletError, match="has sold more"):
+        left(WalletFile(wallet.path, cap_epsilon=0.5))
+    assert left(lower) < 0.6
+    assert [json.loads(line)["kind"] for line in wallet.path.read_text().splitlines()].count("lowered") == 1
+
+
+def test_a_lowered_wallet_gives_a_sale_back(wallet):
+    sell(wallet, "a/0")
+    sell(wallet, "a/1", 0.2)
+    lower = WalletFile(wallet.path, cap_epsilon=2.0)
+    with lower.open() as book:
+        before = book.remaining_share
+        book.void("a/1")
+        assert book.remaining_share > before
+    forget()
+    assert left(lower) > before
+
+
+def test_a_wallet_counts_one_unit(tmp_path):
+    records = WalletFile(tmp_path / "w.jsonl", 3.0)
+    sell(records, "a/0")
+    persons = WalletFile(tmp_path / "w.jsonl", 3.0, unit="person")
+    with pytest.raises(WalletError, match="per record, not per person") as caught:
+        left(persons)
+    assert 'unit = "record"' in caught.value.hint
+    with records.open() as book, pytest.raises(WalletError, match="do not add up"):
+        book.reserve("a/1", 0.1, FAMILY.event(0.1), unit="person")
+    assert WalletFile.existing(records.path).unit == "record"
+    assert {sale["unit"] for sale in records.statement()} == {"record"}
+
+
+def test_the_folder_of_a_head_file_is_never_made(tmp_path):
+    """A disk that is not mounted: a head file in its place would be lost when it is."""
+    wallet = WalletFile(tmp_path / "w.jsonl", 3.0, head_file=tmp_path / "disk" / "w.head")
+    with pytest.raises(WalletFileError, match="there is no folder") as caught:
+        left(wallet)
+    assert "mount the disk" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "disk").mkdir()
+    sell(wallet, "a/0")
+    assert wallet.head_file.exists()
 
 
 def test_a_line_cut_short_was_never_sold(wallet):
@@ -104,12 +168,11 @@ def test_a_damaged_file_sells_nothing(wallet, line):
 
 def test_what_another_process_sold_is_seen(wallet):
     sell(wallet, "a/0")
-    copy = wallet.path.read_bytes()
     sell(wallet, "a/1")
     share = left(wallet)
-    with wallet.path.open("ab") as stream:  # a second process, by hand
-        entry = json.loads(copy.splitlines()[1]) | {"sale": "b/0"}
-        stream.write(json.dumps(entry).encode() + b"\n")
+    known = wallet_file._REPLAYS.pop(wallet.path)
+    sell(wallet, "b/0")  # a second process
+    wallet_file._REPLAYS[wallet.path] = known
     assert left(wallet) < share
     assert [sale["sale"] for sale in wallet.statement()] == ["a/0", "a/1", "b/0"]
 
@@ -147,10 +210,10 @@ def test_a_file_says_for_life_what_it_watches(wallet):
     assert left(wallet) == plain.remaining_share
     # Another version may watch something else in new files; this one stays as it was opened.
     other = WalletFile(wallet.path.parent / "other.jsonl", 3.0)
-    other.path.write_text(json.dumps(first | {"measures": [["gaussian", 1.0]]}) + "\n")
+    other.path.write_bytes(line_of(first | {"measures": [["gaussian", 1.0]]}))
     assert other.measures == [("gaussian", 1.0)]
     more = WalletFile(wallet.path.parent / "more.jsonl", 3.0)
-    more.path.write_text(json.dumps(first | {"measures": [["gaussian", 1.0], ["renyi 8", 0.5]]}) + "\n")
+    more.path.write_bytes(line_of(first | {"measures": [["gaussian", 1.0], ["renyi 8", 0.5]]}))
     with pytest.raises(WalletFileError, match="shares"):
         left(more)
 
@@ -175,6 +238,7 @@ def test_a_wallet_that_was_never_opened_is_full(tmp_path):
 
 @pytest.fixture
 def guarded(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
     return WalletFile(tmp_path / "w.jsonl", 3.0, head_file=tmp_path / "elsewhere" / "head.json")
 
 
@@ -218,7 +282,7 @@ def test_a_shorter_or_changed_file_is_refused_with_the_remedy(guarded, attack):
     attack(guarded)
     left_behind = guarded.path.read_bytes()
     for again in (guarded, WalletFile(guarded.path, 3.0)):  # also who leaves the head file out
-        with pytest.raises(WalletFileError, match="not the newest copy") as caught:
+        with pytest.raises(WalletFileError, match=r"not the newest copy|hash does not fit") as caught:
             sell_with(again, "a/9")
         assert "put the newest copy back" in caught.value.hint
     with pytest.raises(WalletFileError):

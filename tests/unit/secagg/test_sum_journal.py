@@ -130,6 +130,7 @@ def test_identities_are_those_of_the_register():
 
 
 def guarded(folder, sellers=7):
+    (folder / "elsewhere").mkdir()
     return {
         number: FileJournal(folder / f"seller-{number}.sums", folder / "elsewhere" / f"head-{number}")
         for number in range(sellers)
@@ -191,6 +192,14 @@ def test_a_journal_keeps_its_head_file(tmp_path):
     client = Client(play.identities[2], FileJournal(play.journals[2].path))
     with pytest.raises(SumRefusal, match="has a head file"):
         answer(client, play.waiting[2])
+
+
+def test_the_folder_of_a_journals_head_file_is_never_made(tmp_path):
+    journal = FileJournal(tmp_path / "a.sums", tmp_path / "disk" / "a.head")
+    with pytest.raises(SumRefusal, match="there is no folder") as caught, journal.open():
+        pass
+    assert "mount the disk" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_journal_may_get_a_head_file_later(tmp_path):
