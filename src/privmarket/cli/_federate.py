@@ -122,7 +122,15 @@ _SETTINGS = (
 )
 
 
-@takes_settings(FederationConfig, *_SETTINGS)
+# What happens where these are not given; see `rehearsal.tuned_settings`.
+_SHOWN = {
+    "statistics": "none, or free if rehearsals on your own records do better with it, which they try for linear "
+    "models unless clip_norm or server_rate is given",
+    "aggregation": "epsilon-squared, or precision if rehearsals on your own records do better with it",
+}
+
+
+@takes_settings(FederationConfig, *_SETTINGS, shown=_SHOWN)
 @takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def federate(
     settings: dict[str, Any],

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,7 +24,8 @@ from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._statement import cohort_words
 from privmarket.reports._plan_figure import check_plot, write_plan
-from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training
+from privmarket.rounds import MICRO, micro_units
+from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training, statistics_words
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
@@ -329,61 +331,86 @@ def _again(changes: Mapping[str, str]) -> str:
 
 
 def _command(base: FederationConfig, point: Point, source: TaskSource) -> str:
-    """The `privmarket federate` command that makes the run of this point."""
+    """The `privmarket federate` command that makes the run of this point, to the last digit."""
+    config = point.choice.config(base, point.total)
     words = ["privmarket federate"]
     if source.is_given:
         words += source.words()
     elif base.task:
         words += [f"--dataset {base.dataset}", *source.words()]
     else:
-        words += [f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}", *source.words()]
-    words += [] if source.bids is not None else [f"--scenario {base.scenario}"]
-    words += [f"--rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
-    words += [f"--mechanism {point.choice.rule}"]
+        words += [f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha!r}", *source.words()]
+    words += [] if source.bids is not None else [f"--scenario {shlex.quote(base.scenario)}"]
+    words += [f"--rounds {config.rounds} --budget {_budget(config)}"]
+    words += [f"--mechanism {config.mechanism}"]
     words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
-    words += _training_words(base, point)
-    # `federate` would choose these again, too.
-    words += [] if point.choice.aggregation is None else [f"--aggregation {point.choice.aggregation}"]
-    words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
-    words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
-    words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
+    words += _training_words(config)
+    if base.task:
+        # With public records `federate` would choose these two again.
+        words += [f"--statistics {config.statistics}"]
+        words += [f"--aggregation {config.aggregation}"] if base.trust == "local" else []
+    words += [] if base.trust == "local" else [f"--trust {base.trust}"]
+    for name in ("honest_share", "wallet", "delta"):
+        value = getattr(config, name)
+        if value != getattr(FederationConfig, name):
+            words.append(f"--{name.replace('_', '-')} {value!r}")
     return " ".join(words)
 
 
+def _budget(config: FederationConfig) -> str:
+    """The budget of a round as it is typed: money is counted in micro-units, so six decimals are all of it."""
+    return f"{Decimal(micro_units(config.budget)) / MICRO:f}"
+
+
 def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list[str]:
-    """The same settings as a line of a Flower app, for a task of one's own."""
+    """The same settings as a line of a Flower app, for a task of one's own; why not, where the app cannot do it."""
     if not source.is_given:
         return []
-    training = point.choice.training(base.training)
+    config = point.choice.config(base, point.total)
+    training = config.training
+    if config.statistics != "none":
+        return [
+            f"on Flower: not this plan. Its {statistics_words(config)}, which pm.flower.server_app does not do. "
+            f"A plan with --set clip_norm={_OF_FLOWER:g} leaves inputs as they are and ends with a line for Flower."
+        ]
     given: dict[str, object] = {
-        "rounds": point.choice.rounds,
-        "budget": float(f"{point.budget_per_round:.6g}"),
-        "mechanism": point.choice.rule,
+        "rounds": config.rounds,
+        "budget": float(_budget(config)),
+        "mechanism": config.mechanism,
         "steps": training.steps,
         "sampling_rate": training.sampling_rate,
         "clip_norm": training.clip_norm,
-        "learning_rate": float(f"{training.local_rate / training.clip_norm:.6g}"),
+        "learning_rate": training.local_rate / training.clip_norm,
         "server_rate": training.server_rate,
         "final_rate": training.final_rate,
         "momentum": training.momentum,
         "averaging": training.averaging,
-        "trust": base.trust,
+        "trust": config.trust,
+        "delta": config.delta,
     }
-    if point.choice.aggregation is not None:
-        given["aggregation"] = point.choice.aggregation
+    if config.trust == "local":
+        given["aggregation"] = config.aggregation
+    else:
+        given["honest_share"] = config.honest_share
     words = [f"{name}={value!r}" for name, value in given.items()]
     if point.choice.settings:
         words.append(f"mechanism_settings={dict(point.choice.settings)!r}")
     return [f"on Flower: pm.flower.server_app(task=task, {', '.join(words)})"]
 
 
-def _training_words(base: FederationConfig, point: Point) -> list[str]:
+# A clip norm that suits inputs as they are; what somebody who wants a plan for Flower may keep.
+_OF_FLOWER = 1.0
+
+
+def _training_words(config: FederationConfig) -> list[str]:
     """`--set` options for the settings of the training that `federate` would not use by itself."""
-    chosen = point.choice.training(base.training)
-    usual = FederationConfig(dataset=base.dataset, task=base.task, trust=base.trust).training
+    chosen = config.training
+    usual = FederationConfig(
+        dataset=config.dataset, task=config.task, trust=config.trust, statistics=config.statistics
+    ).training
     names = [one.name for one in fields(chosen)]
     # `federate` would choose these again on the public records, so the plan's choice is written out.
-    said = ("server_rate", "clip_norm", "averaging") if base.task else ()
+    said = ("server_rate", "clip_norm", "averaging") if config.task else ()
     return [
         f"--set {name}={getattr(chosen, name)}"
         for name in names

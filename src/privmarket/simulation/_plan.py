@@ -36,7 +36,7 @@ from privmarket.market._distributions import SCENARIOS, Distribution, scenario
 from privmarket.market._objectives import AggregateError
 from privmarket.market._ration_design import Marginals
 from privmarket.simulation._bidding import AskedPrices
-from privmarket.simulation._config import FederationConfig, Training, recommended_training, whitened_training
+from privmarket.simulation._config import FederationConfig, Training, recommended_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
@@ -75,7 +75,7 @@ class Choice:
         rounds: how often money is spent; the total is split evenly.
         rule, settings: the auction rule; `label` names both for tables.
         server_rate: step size of the server's optimiser.
-        clip_norm, averaging: of the training; None leaves those of the base configuration.
+        clip_norm, averaging, momentum, final_rate: of the training; None leaves those of the base configuration.
         statistics: what inputs are scaled by; None leaves what the base configuration says.
         aggregation: how updates are weighted; None leaves what the base configuration says.
     """
@@ -87,8 +87,22 @@ class Choice:
     server_rate: float
     clip_norm: float | None = None
     averaging: float | None = None
+    momentum: float | None = None
+    final_rate: float | None = None
     statistics: str | None = None
     aggregation: str | None = None
+
+    def untuned(self) -> Choice:
+        """The same choice without what a rehearsal found."""
+        return replace(
+            self,
+            clip_norm=None,
+            averaging=None,
+            momentum=None,
+            final_rate=None,
+            statistics=None,
+            aggregation=None,
+        )
 
     def tuned(self, training: Training, statistics: str | None = None, aggregation: str | None = None) -> Choice:
         """The same choice with the settings that a rehearsal found."""
@@ -97,20 +111,17 @@ class Choice:
             server_rate=training.server_rate,
             clip_norm=training.clip_norm,
             averaging=training.averaging,
+            momentum=training.momentum,
+            final_rate=training.final_rate,
             statistics=statistics,
             aggregation=aggregation,
         )
 
     def training(self, base: Training) -> Training:
         """The training of a run with this choice."""
-        if self.statistics == "free":
-            base = whitened_training(base)
-        return replace(
-            base,
-            server_rate=self.server_rate,
-            clip_norm=base.clip_norm if self.clip_norm is None else self.clip_norm,
-            averaging=base.averaging if self.averaging is None else self.averaging,
-        )
+        names = ("server_rate", "clip_norm", "averaging", "momentum", "final_rate")
+        chosen = {name: getattr(self, name) for name in names}
+        return replace(base, **{name: value for name, value in chosen.items() if value is not None})
 
     def config(self, base: FederationConfig, total: float) -> FederationConfig:
         """The configuration of a run that spends `total` with these settings."""
@@ -955,7 +966,7 @@ class Planner:
     def _rehearse(self, total: float, choice: Choice) -> tuple[Choice, float]:
         """The choice with its best settings on public records, and the loss it ends at."""
         assert self._stand_in is not None
-        bare = replace(choice, clip_norm=None, averaging=None, statistics=None, aggregation=None)
+        bare = choice.untuned()
         key = (total, replace(bare, server_rate=0.0))
         if key not in self._rehearsed:
             plain = replace(choice, aggregation=None)

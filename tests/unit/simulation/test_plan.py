@@ -49,7 +49,7 @@ class MadeUpRuns:
 
     def rehearse(self, planner, total, choice):
         found = choice.tuned(replace(BASE.training, server_rate=0.5))
-        key = (total, replace(choice, server_rate=0.0, clip_norm=None, averaging=None))
+        key = (total, replace(choice.untuned(), server_rate=0.0))
         if key not in planner._rehearsed:
             reached = self.score(total, choice.rounds, dict(choice.settings).get("unit_price"))
             planner._rehearsed[key] = (found, -reached)
