@@ -188,18 +188,18 @@ def test_what_is_said_of_a_target_follows_from_what_was_tried():
 def test_differences_of_a_plan_have_the_same_decimals():
     plan = made(None, spent=39.0)
     first, second = (
-        replace(point, seeds=3, score=0.7, deviation=deviation, gain=gain)
-        for point, deviation, gain in zip(plan.points, (0.00371, 0.0331), (0.004, -0.02), strict=True)
+        replace(point, seeds=1, score=0.7, test_error=error, gain=gain)
+        for point, error, gain in zip(plan.points, (0.00371, 0.0331), (0.004, -0.02), strict=True)
     )
     ranked = replace(plan, points=(first, second), score=score("auc"))
     cells = [list(column.cells) for column in _table(ranked).columns]
-    assert cells[1] == ["0.700 ± 0.0037", "0.700 ± 0.0331"]
-    assert cells[2] == ["+0.0040", "-0.0200"]
-    wide = (replace(first, deviation=37.1), replace(second, deviation=331.0))
+    assert cells[1] == ["0.700", "0.700"]
+    assert cells[2] == ["+0.0040 ± 0.0037", "-0.0200 ± 0.0331"]
+    wide = (replace(first, test_error=37.1), replace(second, test_error=331.0))
     money = replace(plan, points=wide, score=score("mae"))
-    assert list(_table(money).columns[1].cells) == ["0.7 ± 37", "0.7 ± 331"]
-    alike = replace(plan, points=(replace(first, deviation=0.0, gain=None),), score=score("auc"))
-    assert list(_table(alike).columns[1].cells) == ["0.700 ± 0.00"]
+    assert list(_table(money).columns[2].cells) == ["+0 ± 37", "-0 ± 331"]
+    alike = replace(plan, points=(replace(first, gain=0.0, test_error=0.0),), score=score("auc"))
+    assert list(_table(alike).columns[2].cells) == ["+0.00 ± 0.00"]
 
 
 def test_buy_nothing_is_said_where_buying_does_not_pay():
@@ -209,7 +209,13 @@ def test_buy_nothing_is_said_where_buying_does_not_pay():
     (nothing,) = _advice(made(None, spent=39.0, before=0.7), "normal", source)
     assert nothing.startswith("Buy nothing: of 2 totals up to 40 none gave a better accuracy than your own records")
     lines = _advice(made(None, spent=39.0), "normal", source)
-    assert lines[0].startswith("For 40: 60.0 % (+20.00 points over your own records)")
+    assert lines[0].startswith("For 40: 60.0 % (+20.00 ± 0.00 points over your own records) over 1 seed")
+    plan = made(None, spent=39.0)
+    cheap, dear = plan.points
+    unsure = (replace(cheap, gain=0.12, test_error=0.04), replace(dear, test_error=0.09))
+    said = _advice(replace(plan, points=unsure), "normal", source)
+    assert said[0].startswith("For 10: ")
+    assert said[1] == "That is the cheapest total within one standard error of the best gain, which 40 buys."
     assert lines[1].startswith("privmarket federate --dataset digits")
 
 

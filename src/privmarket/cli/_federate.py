@@ -356,6 +356,10 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
     print_table(clients_table(summary["clients"], names=result.task.clients))
     if result.scores is not None:
         print(verdicts.verdict({"": result}, own=own))
+    if result.prices is not None and not result.prices.is_too_much:
+        print(result.prices.sentence())
+    if asks := bidding.asks_sentence(config):
+        print(asks)
     if config.privacy.is_private:
         print(verdicts.strength_sentence(promised, verdicts.worst_promise_alone(result)))
     if attacks:
@@ -364,6 +368,8 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
         note("warning: " + SIMULATED_WARNING.format(seed=config.seed))
     if summary["arithmetic"] not in (None, "exact"):
         note(f"warning: arithmetic {summary['arithmetic']}")
+    if result.prices is not None and result.prices.is_too_much:
+        note(f"warning: {result.prices.sentence()}")
     if result.spent == 0 and config.privacy.holds_auctions:
         note(f"note: {_why_nothing_sold(result)}")
     for number, dropped in summary["dropped"].items():

@@ -30,9 +30,10 @@ from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
     from privmarket import secagg
-    from privmarket.simulation import _plan as planning
+    from privmarket.simulation import _bidding as bidding, _plan as planning
     from privmarket.simulation._plan import Plan, Planner, Point
 else:
+    bidding = late("privmarket.simulation._bidding")
     planning = late("privmarket.simulation._plan")
     secagg = late("privmarket.secagg")
 
@@ -130,6 +131,8 @@ def plan(
         print(_first_line(made))
         if made.points:
             print_table(_table(made))
+            for line in _legend(made, planner):
+                print(line)
         for line in _advice(made, effort, given):
             print(line)
     if plot is not None and made.points:
@@ -167,7 +170,6 @@ def _table(made: Plan) -> Table:
     title = (
         f"{base.dataset}, {counted(base.clients, 'client')}, {skew}asks from {base.scenario}, "
         f"{base.trust} trust, {counted(made.cells, 'run')}"
-        + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} in rehearsals")
     )
     table = Table(title=title)
     columns = (
@@ -177,20 +179,20 @@ def _table(made: Plan) -> Table:
         "lowest–highest",
         "lifetime ε ≤",
         "pay/client",
-        "most",
+        "at most",
         "rounds",
         "a round",
-        "rate",
+        "server rate",
     )
     for column in columns:
         table.add_column(column, justify="right")
     table.add_column("rule")
     for point in made.points:
-        chosen = "bold" if point is made.chosen else ""
+        chosen = "bold" if point is made.recommended else ""
         table.add_row(
             planning.amount(point.total),
-            _with_deviation(made, point),
-            "–" if point.gain is None else _signed(made, point.gain),
+            made.score.format(point.score),
+            "–" if point.gain is None else f"{_signed(made, point.gain)} ± {_bare(made, point.gain_error)}",
             f"{made.score.format(point.lowest)}–{made.score.format(point.highest)}"
             if point.seeds > 1
             else "one seed",
@@ -206,22 +208,42 @@ def _table(made: Plan) -> Table:
     return table
 
 
-def _with_deviation(made: Plan, point: Point) -> str:
-    return made.score.format(point.score) + (f" ± {_size(made, point.deviation)}" if point.seeds > 1 else "")
+def _legend(made: Plan, planner: Planner) -> list[str]:
+    """What the columns of the table say, and where the asks come from."""
+    lines = []
+    if any(point.gain is not None for point in made.points):
+        test = planner.task.test
+        records = "" if test is None else f" of {counted(len(test), 'test record')}"
+        unit = " (points)" if _is_share(made) else ""
+        lines.append(
+            f"gain{unit}: over your own records, ± its standard error, over seeds and from the choice{records}; "
+            "lowest–highest: the score over seeds."
+        )
+    lines.append(
+        "pay/client: the mean; at most: what one client got in any run; a round: its budget; server rate: the step "
+        "size of the training."
+    )
+    if made.heterogeneity is not None:
+        lines.append(
+            f"H = {made.heterogeneity:g}, measured in rehearsals: how much leaving clients out harms beside noise; "
+            "rules for H weigh the two by it."
+        )
+    asks = bidding.asks_sentence(made.base)
+    return [*lines, *([asks] if asks else [])]
 
 
-def _size(made: Plan, value: float, sign: str = "") -> str:
-    """A difference of scores: in points for shares of records, else as a number."""
-    return f"{100 * value:{sign}.2f} points" if _is_share(made) else f"{value:{sign}.{_decimals(made)}f}"
+def _bare(made: Plan, value: float, sign: str = "") -> str:
+    """A difference of scores: in points for shares of records, without the word; else as a number."""
+    return f"{100 * value:{sign}.2f}" if _is_share(made) else f"{value:{sign}.{_decimals(made)}f}"
 
 
 def _signed(made: Plan, gain: float) -> str:
-    return _size(made, gain, "+")
+    return _bare(made, gain, "+")
 
 
 def _decimals(made: Plan) -> int:
     """Decimals that all differences of a plan are shown with: three digits of the largest."""
-    sizes = [abs(size) for point in made.points for size in (point.deviation, point.gain or 0.0)]
+    sizes = [abs(size) for point in made.points for size in (point.gain_error, point.gain or 0.0)]
     largest = max(sizes, default=0.0)
     return max(0, 2 - math.floor(math.log10(largest))) if 0.0 < largest < math.inf else 2
 
@@ -251,13 +273,18 @@ def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
             f"Buy nothing: of {counted(len(made.points), 'total')} up to {planning.amount(most.total)} none gave a "
             f"better {made.score.heading} than your own records, beyond what chance explains."
         ]
+    taken = made.recommended
+    if taken is None:
+        return []
+    lines = [_said(made, taken)]
     if made.chosen is None:
-        best = max(made.points, key=lambda point: point.gain if point.gain is not None else 0.0)
-        if best.gain is None:
-            return []
-        return [_said(made, best), _command(made.base, best, source), *_on_flower(made.base, best, source)]
-    chosen = made.chosen
-    return [_said(made, chosen), _command(made.base, chosen, source), *_on_flower(made.base, chosen, source)]
+        best = max(made.points, key=lambda point: point.gain or 0.0)
+        if best is not taken:
+            lines.append(
+                f"That is the cheapest total within one standard error of the best gain, which "
+                f"{planning.amount(best.total)} buys."
+            )
+    return [*lines, _command(made.base, taken, source), *_on_flower(made.base, taken, source)]
 
 
 def _said(made: Plan, point: Point) -> str:
@@ -271,11 +298,15 @@ def _said(made: Plan, point: Point) -> str:
         cohorts = secagg.cohorts_of(made.base.clients)
         if cohorts > 1:
             largest += f"; a round in which everybody sells is {cohort_words(cohorts)}"
-    gained = "" if point.gain is None else f" ({_signed(made, point.gain)} over your own records)"
-    return (
-        f"For {planning.amount(point.total)}: {_with_deviation(made, point)}{gained} over "
+    gained = ""
+    if point.gain is not None:
+        points = " points" if _is_share(made) else ""
+        gained = f" ({_signed(made, point.gain)} ± {_bare(made, point.gain_error)}{points} over your own records)"
+    said = (
+        f"For {planning.amount(point.total)}: {made.score.format(point.score)}{gained} over "
         f"{counted(point.seeds, 'seed')}; {largest}."
     )
+    return said if point.prices is None else f"{said} {point.prices.sentence()}"
 
 
 def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
@@ -297,8 +328,8 @@ def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
     if wider is not None:
         changes = {"--effort": wider, "--rounds": ""}
     return [
-        f"Not reached: {made.score.format(target)}. The best of what was tried: {_with_deviation(made, best)} for "
-        f"{planning.amount(best.total)}.",
+        f"Not reached: {made.score.format(target)}. The best of what was tried: {made.score.format(best.score)} "
+        f"for {planning.amount(best.total)}.",
         f"Tried: {_listed(tried.rounds)} rounds; {counted(tried.rules, 'rule')}; "
         f"{counted(len(made.points), 'total')} up to {planning.amount(dearest.total)}. Settings were chosen by "
         f"{counted(tried.rehearsals, 'rehearsal')} on your own records, figures come from "

@@ -119,6 +119,22 @@ def client_types(config: FederationConfig, number: int) -> Bids:
     return scenario(config.scenario).sample(np.random.default_rng(key), config.clients)
 
 
+_ASKS = {"uniform": "Uniform(0, 1)", "bimodal": "Uniform(0, 1)", "lognormal": "LogNormal(0, ½)"}
+
+
+def asks_sentence(config: FederationConfig) -> str:
+    """Where the clients' asks come from, if nobody made them; empty where they were given client by client."""
+    if config.bids or not config.privacy.holds_auctions:
+        return ""
+    source = f"drawn from {_ASKS.get(config.scenario, config.scenario)}"
+    if config.valuations == "measured":
+        source = "computed from their records"
+    return (
+        f"What clients ask was {source}, not made by these clients; every sum of money scales with it "
+        "(--bids FILE gives real asks)."
+    )
+
+
 def measured_types(config: FederationConfig, number: int, task: Task) -> Bids:
     """(clients,) types whose valuations follow from the clients' own records, in round `number`.
 

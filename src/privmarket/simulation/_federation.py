@@ -337,14 +337,21 @@ class Federation:
         if test is None:
             return None
         with one_thread():
-            outputs = self.pool.model.outputs(self.model_weights(state), test.tensors()[0])
-            return self.task.evaluate(outputs.numpy(), test)
+            return self.task.evaluate(self._test_outputs(state), test)
+
+    def _test_outputs(self, state: RunState) -> np.ndarray:
+        """(test records, ...) the outputs of the current model."""
+        assert self.task.test is not None
+        return self.pool.model.outputs(self.model_weights(state), self.task.test.tensors()[0]).numpy()
 
     def result(self, state: RunState) -> RunResult:
         """The run so far: its records, its model, and the scores of the buyer's own records."""
         own = self.own_model
         with one_thread():
             before = None if own is None else own_records(self.task, own.module, seed=self.config.seed)
+            error = None
+            if before is not None:
+                error = self.task.gain_error(before.outputs, self._test_outputs(state))
         return RunResult(
             self.config,
             state.records,
@@ -356,6 +363,7 @@ class Federation:
             self.scores(state),
             before,
             state.whitening,
+            error,
         )
 
     def model_weights(self, state: RunState) -> torch.Tensor:

@@ -42,6 +42,7 @@ from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
 from privmarket.simulation._rehearsal import StandIn, free_whitening, rehearsed
+from privmarket.simulation._result import UnitPrices
 from privmarket.tasks import task as builtin
 from privmarket.training import one_thread
 
@@ -241,15 +242,19 @@ class RunFigures:
         lifetime_epsilon: the largest total ε of a client; infinite for a run without noise.
         epsilon_if_others_collude: the same if all other sellers collude; None under local trust, where each
             update is private by itself.
+        gain_error: standard error of the gain from the choice of test records; None without a score before.
+        prices: what a unit of ε cost.
     """
 
     score: float
     score_before: float | None
+    gain_error: float | None
     spent: float
     lifetime_epsilon: float
     highest_pay: float
     sellers_per_round: float
     seconds: float
+    prices: UnitPrices | None
     epsilon_if_others_collude: float | None = None
 
 
@@ -261,11 +266,13 @@ class Point:
         score, deviation, lowest, highest: mean, standard deviation and range of the headline score.
         score_before: mean score of the buyer's own records alone; None without any.
         gain: mean of score over score_before, above 0 for better whatever the direction; None without the latter.
-        gain_deviation: standard deviation of that gain.
+        gain_deviation: standard deviation of that gain over seeds.
+        test_error: standard error of the gain from the choice of test records, which is the same for all seeds.
         spent: mean money that was really paid; `total` is the limit.
         lifetime_epsilon: the largest total ε of any client in any run, at the run's δ.
         pay_per_client, highest_pay: mean over all clients, and the most that one was paid in any run.
         sellers_per_round: mean.
+        prices: what a unit of ε cost, in the mean over seeds; None where nothing was sold.
         epsilon_if_others_collude: under aggregate trust, `lifetime_epsilon` if all other sellers collude.
     """
 
@@ -285,16 +292,23 @@ class Point:
     pay_per_client: float
     highest_pay: float
     sellers_per_round: float
+    test_error: float = 0.0
+    prices: UnitPrices | None = None
     epsilon_if_others_collude: float | None = None
 
     @property
+    def gain_error(self) -> float:
+        """Standard error of the gain: over seeds, and from the choice of test records."""
+        return math.hypot(self.gain_deviation / math.sqrt(self.seeds), self.test_error)
+
+    @property
     def pays(self) -> bool:
-        """Whether buying was better than not buying by more than chance: two standard errors over seeds."""
+        """Whether buying was better than not buying by more than chance: two standard errors."""
         if self.gain is None:
             return True
         # A difference in the last digits counts as none.
         least = 1e-4 * max(1.0, abs(self.score))
-        return self.gain > max(least, 2.0 * self.gain_deviation / math.sqrt(self.seeds))
+        return self.gain > max(least, 2.0 * self.gain_error)
 
 
 @dataclass(frozen=True)
@@ -359,6 +373,23 @@ class Plan:
         """Whether buying beats the buyer's own records by more than chance at some total of the plan."""
         return any(point.pays for point in self.points)
 
+    @property
+    def recommended(self) -> Point | None:
+        """The point to take: the chosen one, or else the cheapest that pays and is about as good as the best.
+
+        About as good means within one standard error of the best gain: more money bought nothing that chance does
+        not explain. None where nothing pays, or where there are no own records to compare with.
+        """
+        if self.chosen is not None or self.target is not None:
+            return self.chosen
+        paying = [point for point in self.points if point.gain is not None and point.pays]
+        best = max(paying, key=lambda point: point.gain or 0.0, default=None)
+        if best is None:
+            return None
+        assert best.gain is not None
+        least = best.gain - best.gain_error
+        return min((point for point in paying if (point.gain or 0.0) >= least), key=lambda point: point.total)
+
     def to_json(self) -> dict[str, object]:
         """The plan as JSON data."""
         return {
@@ -370,6 +401,7 @@ class Plan:
             "target": self.target,
             "reached": self.reached,
             "chosen": None if self.chosen is None else asdict(self.chosen),
+            "recommended_total": None if self.recommended is None else self.recommended.total,
             "points": [asdict(point) for point in self.points],
             "heterogeneity": self.heterogeneity,
             "tried": asdict(self.tried),
@@ -999,6 +1031,7 @@ class Planner:
             gain = self.task.score.gain
             gains = np.array([gain(had, got) for had, got in zip(before, scores.tolist(), strict=True)])
         alone = [run.epsilon_if_others_collude for run in runs if run.epsilon_if_others_collude is not None]
+        errors = [run.gain_error for run in runs if run.gain_error is not None]
         return Point(
             total=total,
             choice=choice,
@@ -1016,6 +1049,8 @@ class Planner:
             pay_per_client=float(np.mean([run.spent for run in runs])) / len(self.task.clients),
             highest_pay=max(run.highest_pay for run in runs),
             sellers_per_round=float(np.mean([run.sellers_per_round for run in runs])),
+            test_error=float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0,
+            prices=UnitPrices.mean([run.prices for run in runs if run.prices is not None]),
             epsilon_if_others_collude=max(alone, default=None),
         )
 
@@ -1065,11 +1100,13 @@ def run_figures(config: FederationConfig, task: Task | None, asked: AskedPrices 
     return RunFigures(
         score=float(result.score),
         score_before=result.score_before,
+        gain_error=result.gain_error,
         spent=float(result.spent),
         lifetime_epsilon=max(spent, default=0.0),
         highest_pay=max((row["paid"] for row in rows), default=0.0),
         sellers_per_round=float(np.mean([record.sellers for record in result.records])),
         seconds=round(time.perf_counter() - started, 3),
+        prices=result.prices,
         epsilon_if_others_collude=max((one for one in alone if one is not None), default=None),
     )
 
@@ -1100,7 +1137,9 @@ def _deviation(values: np.ndarray) -> float:
 
 def _read(path: Path) -> RunFigures | None:
     try:
-        return RunFigures(**json.loads(path.read_text(encoding="utf-8"))["outcome"])
+        found = json.loads(path.read_text(encoding="utf-8"))["outcome"]
+        prices = found.pop("prices")
+        return RunFigures(**found, prices=None if prices is None else UnitPrices(**prices))
     except (OSError, ValueError, KeyError, TypeError):
         # A damaged file is no result: the run is made again.
         return None
