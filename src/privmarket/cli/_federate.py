@@ -187,6 +187,7 @@ def federate(
         check_writable(path, f"--{option}")
     if model_out is not None and model_out.suffix != ".safetensors":
         raise ConfigurationError(f"--model-out {model_out}", "let its name end in .safetensors")
+    check_writable(None if model_out is None else model_out.with_suffix(".json"), "--model-out")
     if plot is not None:
         require("matplotlib", "plots")
     require("torch", "federated")
@@ -217,6 +218,7 @@ def federate(
             workers=workers,
             checkpoint=checkpoint,
             on_round=live.show_round,
+            on_resume=lambda done: note(f"{checkpoint}: {counted(done, 'round')} of {config.rounds} are done"),
         )
     summary = results.summarise(result)
     own = baselines.OwnRecords.of(result)

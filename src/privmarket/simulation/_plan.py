@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -734,7 +735,7 @@ class Planner:
         self.task = builtin_task(base.replace(seed=SEARCH_SEEDS[0])) if task is None else task
         self.heterogeneity: float | None = None
         self.rules = rule_choices(base, self._distribution(), self.options)
-        self._stand_in: StandIn | None = None
+        self._is_prepared = False
         self._rehearsed: dict[tuple[float, Choice], tuple[Choice, float]] = {}
         self._seen: dict[str, FederationConfig] = {}
         self._computed = 0
@@ -893,23 +894,33 @@ class Planner:
             )
         self._prepare(total)
         choice = self._search(total)
-        assert self._stand_in is not None
         losses = {(tried.label, tried.rounds): loss for tried, loss in self._rehearsed.values()}
         return Searched(choice, self._stand_in.loss_before(), losses)
 
     def _prepare(self, total: float) -> None:
-        """Makes the worlds that rehearsals take place in, and measures H in them where rules need it."""
+        """Measures H in the worlds that rehearsals take place in, where rules need it."""
         if self.rehearses:
-            with one_thread():
-                self._stand_in = StandIn(
-                    self.task,
-                    clients=len(self.task.clients),
-                    skew=self.base.alpha,
-                    worlds=self.options.worlds,
-                    seed=SEARCH_SEEDS[0],
-                )
+            self._is_prepared = True
             self.heterogeneity = self._measured_heterogeneity(total)
             self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
+
+    @cached_property
+    def _stand_in(self) -> StandIn:
+        """The worlds that rehearsals take place in."""
+        with one_thread():
+            return StandIn(
+                self.task,
+                clients=len(self.task.clients),
+                skew=self.base.alpha,
+                worlds=self.options.worlds,
+                seed=SEARCH_SEEDS[0],
+            )
+
+    def _kept(self, *parts: object) -> Path:
+        """Where the result of a rehearsal is kept: under a digest of all that it depends on."""
+        about = [self.base.to_json(), self.options.worlds, sorted(self.fixed), *parts]
+        text = json.dumps(about, sort_keys=True) + self._stands_on
+        return self.folder / "rehearsals" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
     def _points(self, totals: list[float]) -> list[Point]:
         """A point for each total.
@@ -929,16 +940,21 @@ class Planner:
 
     def _measured_heterogeneity(self, total: float) -> float:
         """H of the stand-in sellers, in a training whose rate suits a ration bought from everybody."""
-        assert self._stand_in is not None
         rounds = self._middle_rounds()
         flat = next((rule for rule in self.rules if rule.rule == "two-step"), self.rules[0])
         tuned, _ = self._rehearse(total, replace(flat, rounds=rounds))
+        kept = self._kept("H", rounds, asdict(tuned))
+        found = _read_json(kept).get("heterogeneity")
+        if found is not None:
+            return float(found)
         with one_thread():
             whitening = free_whitening(self.base, self.task) if tuned.statistics == "free" else None
             spread = self._stand_in.spread(tuned.training(self.base.training), rounds, whitening)
         # The market's error counts noise on sums over a client's records, rehearsals on mean gradients.
         federation = Federation(self.base.replace(rounds=rounds), task=self.task, asked=self.asked)
-        return float(f"{spread.heterogeneity * federation.pool.plan.expected_batch:.3g}")
+        measured = float(f"{spread.heterogeneity * federation.pool.plan.expected_batch:.3g}")
+        write_atomically(kept, json.dumps({"heterogeneity": measured}) + "\n")
+        return measured
 
     def _middle_rounds(self) -> int:
         options = self.options
@@ -966,7 +982,7 @@ class Planner:
     def _best_priced(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The best choice; while its price is the lowest or the highest of the options, one beyond it is added."""
         best = self._best(total, choices)
-        while self._stand_in is not None and (share := self._share_beyond(best)) is not None:
+        while self._is_prepared and (share := self._share_beyond(best)) is not None:
             shares = tuple(sorted((*self.options.price_shares, share)))
             self.options = replace(self.options, price_shares=shares)
             self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
@@ -990,14 +1006,13 @@ class Planner:
 
     def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The choice with the least loss in rehearsals, tuned; the first choice where nothing is rehearsed."""
-        if self._stand_in is None:
+        if not self._is_prepared:
             return choices[0]
         rehearsed = [self._rehearse(total, choice) for choice in choices]
         return min(rehearsed, key=lambda pair: pair[1])[0]
 
     def _rehearse(self, total: float, choice: Choice) -> tuple[Choice, float]:
         """The choice with its best settings on public records, and the loss it ends at."""
-        assert self._stand_in is not None
         bare = choice.untuned()
         key = (total, replace(bare, server_rate=0.0))
         if key not in self._rehearsed:
@@ -1005,18 +1020,26 @@ class Planner:
             if choice.statistics == "free":  # settings for whitened inputs mean nothing on others
                 plain = replace(bare, server_rate=self.base.training.server_rate)
             config = plain.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
-            with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
-                asked = self.base.statistics != "none"
-                fixed = (*self.fixed, "statistics") if asked else self.fixed
-                found = rehearsed(federation, self._stand_in, fixed=fixed)
-                if found is None:
-                    self._rehearsed[key] = (choice, self._stand_in.loss_before())
-                else:
-                    statistics = None if asked else found.statistics
-                    chosen = choice.tuned(found.training, statistics, found.aggregation)
-                    self._rehearsed[key] = (chosen, found.loss_after)
+            kept = self._kept(config.to_json())
+            found = _read_json(kept)
+            if not found:
+                chosen, loss = self._rehearsed_anew(config, choice)
+                found = {"loss": loss, "choice": {name: getattr(chosen, name) for name in _TUNED}}
+                write_atomically(kept, json.dumps(found) + "\n")
+            self._rehearsed[key] = (replace(choice, **found["choice"]), found["loss"])
             self.on_cell(1, f"rehearsed {choice.rounds} rounds of {choice.label}")
         return self._rehearsed[key]
+
+    def _rehearsed_anew(self, config: FederationConfig, choice: Choice) -> tuple[Choice, float]:
+        """The choice with its best settings, and the loss it ends at, from a rehearsal that is made now."""
+        with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
+            asked = self.base.statistics != "none"
+            fixed = (*self.fixed, "statistics") if asked else self.fixed
+            found = rehearsed(federation, self._stand_in, fixed=fixed)
+        if found is None:
+            return choice, self._stand_in.loss_before()
+        statistics = None if asked else found.statistics
+        return choice.tuned(found.training, statistics, found.aggregation), found.loss_after
 
     # --- whole runs
 
@@ -1133,6 +1156,19 @@ def checked_totals(totals: Sequence[float]) -> list[float]:
 
 def _deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if values.size > 1 else 0.0
+
+
+# What a rehearsal finds of a choice.
+_TUNED = ("server_rate", "clip_norm", "averaging", "momentum", "final_rate", "statistics", "aggregation")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty where there is none, or a damaged one."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}
 
 
 def _read(path: Path) -> RunFigures | None:

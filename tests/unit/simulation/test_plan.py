@@ -548,3 +548,26 @@ def test_coin_flips_do_not_pay_and_a_signal_does(tmp_path):
     assert not any(point.pays for point in coins)
     assert any(replace(point, test_error=0.0).pays for point in coins)
     assert measured_point(9, 1.0, tmp_path).pays
+
+
+def test_a_second_plan_rehearses_nothing_anew(monkeypatch, tmp_path):
+    base = FederationConfig(**settings_of(own_task()), trust="aggregate")
+    first = Planner(base, tmp_path, TINY, task=own_task()).for_totals([20.0])
+
+    def again(*_, **__):
+        raise AssertionError("rehearsed again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "rehearsed", again)
+        patched.setattr(planning, "StandIn", again)
+        kept = Planner(base, tmp_path, TINY, task=own_task()).for_totals([20.0])
+        assert (kept.points, kept.heterogeneity, kept.tried) == (first.points, first.heterogeneity, first.tried)
+        for other in (
+            Planner(base, tmp_path, TINY, task=own_task(), fixed=("clip_norm",)),
+            Planner(base, tmp_path, replace(TINY, worlds=2), task=own_task()),
+            Planner(base.replace(wallet=1.0), tmp_path, TINY, task=own_task()),
+        ):
+            with pytest.raises(AssertionError, match="rehearsed again"):
+                other.for_totals([20.0])
+    next((tmp_path / "rehearsals").glob("*.json")).write_text("damaged")
+    assert Planner(base, tmp_path, TINY, task=own_task()).for_totals([20.0]).points == first.points

@@ -156,8 +156,8 @@ def test_records_of_one_person_are_drawn_together():
 
 
 def test_a_score_that_no_draw_of_the_records_has_gives_no_error():
-    _, before, after = two_models(np.random.default_rng(3), 2)
-    task = measured_on(np.array([0, 1]), "accuracy")
+    _, before, after = two_models(np.random.default_rng(3), 6)
+    task = measured_on(np.array([0, 1] * 3), "accuracy")
     assert task.gain_error(before, after) is not None
     assert task.replace(test=None).gain_error(before, after) is None
     both = task.replace(score=Score("both", lambda outputs, labels: 1 / (len(set(labels.tolist())) - 1)))
