@@ -202,7 +202,9 @@ def number_typed(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise BrokerError(f"{name}: {text!r} is not a number", "write digits, e.g. 0.5")
+        written = text.strip().replace(",", ".")
+        hint = f"write {written}, with a point" if "," in text and written.count(".") == 1 else "write digits, e.g. 0.5"
+        raise BrokerError(f"{name}: {text!r} is not a number", hint)
     return value
 
 
