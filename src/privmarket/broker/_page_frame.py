@@ -202,8 +202,10 @@ def number_typed(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        written = text.strip().replace(",", ".")
-        hint = f"write {written}, with a point" if "," in text and written.count(".") == 1 else "write digits, e.g. 0.5"
+        hint = "write digits, e.g. 0.5"
+        pointed = text.strip().replace(",", ".")
+        if "," in text and pointed.count(".") == 1:
+            hint = f"write {pointed}, with a point"
         raise BrokerError(f"{name}: {text!r} is not a number", hint)
     return value
 

@@ -269,9 +269,14 @@ def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
         return _not_reached(made, made.target, effort)
     if not made.worth_buying:
         most = max(made.points, key=lambda point: point.total)
+        best = max(made.points, key=lambda point: point.gain or 0.0)
+        gained = ""
+        if best.gain is not None and best.gain > 0:
+            error = _bare(made, best.gain_error)
+            gained = f" (the best gain, {_signed(made, best.gain)}, has a standard error of {error})"
         return [
             f"Buy nothing: of {counted(len(made.points), 'total')} up to {planning.amount(most.total)} none gave a "
-            f"better {made.score.heading} than your own records, beyond what chance explains."
+            f"better {made.score.heading} than your own records, beyond what chance explains{gained}."
         ]
     taken = made.recommended
     if taken is None:

@@ -593,7 +593,7 @@ def _public_classes(schema: Schema, label: str, public: Block | None, missing: f
         found = f"one class, {next(iter(held))!r}," if held else "no class"
         where = "the public records" if public is not None else schema.source
         raise DataError(f"{where} show {found} of the label {label!r}", "add to the schema: [label] values = […]")
-    if all(_is_number(one, False) for one in held):
+    if all(_is_number(one, "") for one in held):
         return tuple(sorted(held, key=float))
     return tuple(sorted(held))
 
