@@ -46,6 +46,9 @@ def _row(parameter: click.Parameter) -> str | None:
         names = f"`{(parameter.name or '').upper()}`"
     shown = parameter.default not in (None, False, ()) and not callable(parameter.default)
     default = f"`{parameter.default}`" if shown else ""
+    said = getattr(parameter, "show_default", None)
+    if isinstance(said, str):  # a sentence where the default depends on something
+        default = said
     help_text = _plain(getattr(parameter, "help", "") or "").replace("\n", " ").replace("|", "\\|")
     return f"| {names} | {help_text} | {default} |"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from json import JSONDecodeError
@@ -148,3 +149,11 @@ def check_writable(path: str | Path | None, option: str = "--out") -> None:
     target = path if path.exists() else folder
     if not os.access(target, os.W_OK):
         raise ConfigurationError(f"{option} {path}: {target} may not be written", "choose another place")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
+    try:
+        # Permissions do not tell of a read-only disk or a full one.
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"{option} {path}: {in_words(error)}", "choose another place") from error

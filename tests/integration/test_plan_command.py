@@ -15,10 +15,12 @@ import typer.main
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.cli._plan import _advice, _command, _not_reached, _table
+from privmarket.cli._federate import prepared
+from privmarket.cli._options import parse_settings
+from privmarket.cli._plan import _advice, _command, _not_reached, _on_flower, _table
 from privmarket.errors import PrivmarketError
 from privmarket.simulation._config import FederationConfig, recommended_training
-from privmarket.simulation._plan import Choice, Plan, Point, TriedSettings, usual_public
+from privmarket.simulation._plan import Choice, Options, Plan, Planner, Point, TriedSettings, usual_public
 from privmarket.tasks import TaskSource, score
 from privmarket.tasks._datasets import Dataset
 from privmarket_fixtures.pasted import Pasted, misread
@@ -190,18 +192,18 @@ def test_what_is_said_of_a_target_follows_from_what_was_tried():
 def test_differences_of_a_plan_have_the_same_decimals():
     plan = made(None, spent=39.0)
     first, second = (
-        replace(point, seeds=3, score=0.7, deviation=deviation, gain=gain)
-        for point, deviation, gain in zip(plan.points, (0.00371, 0.0331), (0.004, -0.02), strict=True)
+        replace(point, seeds=1, score=0.7, test_error=error, gain=gain)
+        for point, error, gain in zip(plan.points, (0.00371, 0.0331), (0.004, -0.02), strict=True)
     )
     ranked = replace(plan, points=(first, second), score=score("auc"))
     cells = [list(column.cells) for column in _table(ranked).columns]
-    assert cells[1] == ["0.700 ± 0.0037", "0.700 ± 0.0331"]
-    assert cells[2] == ["+0.0040", "-0.0200"]
-    wide = (replace(first, deviation=37.1), replace(second, deviation=331.0))
+    assert cells[1] == ["0.700", "0.700"]
+    assert cells[2] == ["+0.0040 ± 0.0037", "-0.0200 ± 0.0331"]
+    wide = (replace(first, test_error=37.1), replace(second, test_error=331.0))
     money = replace(plan, points=wide, score=score("mae"))
-    assert list(_table(money).columns[1].cells) == ["0.7 ± 37", "0.7 ± 331"]
-    alike = replace(plan, points=(replace(first, deviation=0.0, gain=None),), score=score("auc"))
-    assert list(_table(alike).columns[1].cells) == ["0.700 ± 0.00"]
+    assert list(_table(money).columns[2].cells) == ["+0 ± 37", "-0 ± 331"]
+    alike = replace(plan, points=(replace(first, gain=0.0, test_error=0.0),), score=score("auc"))
+    assert list(_table(alike).columns[2].cells) == ["+0.00 ± 0.00"]
 
 
 def test_buy_nothing_is_said_where_buying_does_not_pay():
@@ -211,5 +213,80 @@ def test_buy_nothing_is_said_where_buying_does_not_pay():
     (nothing,) = _advice(made(None, spent=39.0, before=0.7), "normal", source)
     assert nothing.startswith("Buy nothing: of 2 totals up to 40 none gave a better accuracy than your own records")
     lines = _advice(made(None, spent=39.0), "normal", source)
-    assert lines[0].startswith("For 40: 60.0 % (+20.00 points over your own records)")
+    assert lines[0].startswith("For 40: 60.0 % (+20.00 ± 0.00 points over your own records) over 1 seed")
+    plan = made(None, spent=39.0)
+    cheap, dear = plan.points
+    unsure = (replace(cheap, gain=0.12, test_error=0.04), replace(dear, test_error=0.09))
+    said = _advice(replace(plan, points=unsure), "normal", source)
+    assert said[0].startswith("For 10: ")
+    assert said[1] == "That is the cheapest total within one standard error of the best gain, which 40 buys."
     assert lines[1].startswith("privmarket federate --dataset digits")
+
+
+@pytest.fixture
+def shops(tmp_path):
+    """A table whose labels follow from small differences of inputs that are nearly equal, and its schema."""
+    rng = np.random.default_rng(5)
+    common = rng.normal(size=(400, 1))
+    apart = 0.1 * rng.normal(size=(400, 6))
+    inputs = np.concatenate([common + apart, common - apart], axis=1)
+    sold = apart[:, 0] + 0.1 * rng.normal(size=400) > 0
+    names = [f"x{i}" for i in range(12)]
+    lines = [",".join(["shop", "sold", *names])]
+    for number, (row, label) in enumerate(zip(inputs, sold, strict=True)):
+        lines.append(",".join([f"s{number % 7}", "yes" if label else "no", *(f"{x:.4f}" for x in row)]))
+    table = tmp_path / "shops.csv"
+    table.write_text("\n".join(lines) + "\n")
+    columns = "".join(f'[columns.{name}]\nkind = "number"\nrange = [-4, 4]\n' for name in names)
+    schema = tmp_path / "shops.toml"
+    schema.write_text(f'client = "shop"\n[label]\ncolumn = "sold"\nvalues = ["no", "yes"]\n{columns}')
+    return TaskSource(data=str(table), schema=str(schema), public_share=0.1)
+
+
+SMALL_PLAN = Options(rounds=(3,), price_shares=(0.9,), heterogeneities=(), seeds=(1, 2), worlds=1)
+
+
+def planned(folder, source, training=None, **settings):
+    """What a plan of 100 in three rounds prints and chooses, and for each seed (score, money) of its run."""
+    run = prepared({"dataset": "digits", "mechanism": "mean-field-menu", **settings}, source, training)
+    fixed = tuple(parse_settings(training))
+    planner = Planner(run.config, folder, SMALL_PLAN, task=run.task, asked=run.asked, fixed=fixed)
+    (point,) = planner.for_totals([100.0]).points
+    cells = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    found = {cell["config"]["seed"]: (cell["outcome"]["score"], cell["outcome"]["spent"]) for cell in cells}
+    assert sorted(found) == [1, 2]
+    return _command(planner.base, point, source), point, found
+
+
+def bought(line: str, seed: int) -> tuple[float, float]:
+    done = privmarket(*shlex.split(line)[1:], "--seed", str(seed), "--json").end()
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    return run["score"], run["spent"]
+
+
+def test_the_printed_line_makes_the_planned_run(shops, tmp_path):
+    """Score and money to the last digit; and with one word less, it is another run."""
+    training = ["momentum=0.4"]
+    line, point, found = planned(tmp_path, shops, training, trust="aggregate", honest_share=0.7, wallet=3.0)
+    assert point.choice.statistics == "free"
+    assert {seed: bought(line, seed) for seed in found} == found
+    for word in ("--statistics free", "--budget 33.333333", "--wallet 3.0", "--set momentum=0.4"):
+        assert word in line
+        assert bought(line.replace(word, ""), 1) != found[1], word
+    (refused,) = _on_flower(FederationConfig(task="a task"), point, shops)
+    assert refused.startswith("on Flower: not this plan. Its inputs are whitened by")
+
+
+def test_the_printed_line_makes_the_planned_run_on_inputs_as_they_are(shops, tmp_path):
+    line, point, found = planned(tmp_path, shops, ["clip_norm=0.7"], trust="local")
+    assert "--statistics none --aggregation" in line
+    assert bought(line, 2) == found[2]
+    (flower,) = _on_flower(FederationConfig(task="a task"), point, shops)
+    assert "clip_norm=0.7" in flower
+    assert f"aggregation={point.choice.aggregation or FederationConfig.aggregation!r}" in flower
+
+
+def test_the_printed_line_makes_the_planned_run_of_a_built_in_set(tmp_path):
+    line, _, found = planned(tmp_path, TaskSource(public="40"), clients=8, wallet=1.0)
+    assert bought(line, 1) == found[1]

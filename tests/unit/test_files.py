@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,13 @@ def test_places_are_checked_before_the_work(tmp_path):
         check_writable(tmp_path)
     with pytest.raises(ConfigurationError, match="is not a folder"):
         check_writable(tmp_path / "file" / "below.csv")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can make files")
+def test_a_folder_that_takes_no_files_is_found_by_trying():
+    with pytest.raises(ConfigurationError, match=r"--model-out /proc/model\.safetensors"):
+        check_writable("/proc/model.safetensors", "--model-out")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")

@@ -202,7 +202,11 @@ def number_typed(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise BrokerError(f"{name}: {text!r} is not a number", "write digits, e.g. 0.5")
+        hint = "write digits, e.g. 0.5"
+        pointed = text.strip().replace(",", ".")
+        if "," in text and pointed.count(".") == 1:
+            hint = f"write {pointed}, with a point"
+        raise BrokerError(f"{name}: {text!r} is not a number", hint)
     return value
 
 

@@ -118,9 +118,15 @@ def _forget_unwritten_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _stopped() -> str:
+def _stopped(error: BaseException | None = None) -> str:
+    """What Ctrl-C says: whether the same command goes on, and where."""
+    cause = error if isinstance(error, KeyboardInterrupt) or error is None else error.__cause__
+    if cause is not None and str(cause):
+        return f"stopped; {cause}"
     command = next((word for word in sys.argv[1:] if word in COMMANDS), "")
-    return "stopped; the same command goes on" if command == "train" else "stopped"
+    if command == "federate":
+        return "stopped; nothing is kept (with --checkpoint FILE the same command goes on)"
+    return "stopped; the same command goes on" if command in ("train", "plan") else "stopped"
 
 
 def main() -> None:
@@ -139,8 +145,8 @@ def main() -> None:
     except click.UsageError as error:
         _show_usage_error(error)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        print(_stopped(), file=sys.stderr)
+    except (click.Abort, KeyboardInterrupt) as error:
+        print(_stopped(error), file=sys.stderr)
         sys.exit(STOPPED)
     except PrivmarketError as error:
         if _LOG.isEnabledFor(logging.DEBUG):

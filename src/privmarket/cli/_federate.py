@@ -122,7 +122,15 @@ _SETTINGS = (
 )
 
 
-@takes_settings(FederationConfig, *_SETTINGS)
+# What happens where these are not given; see `rehearsal.tuned_settings`.
+_SHOWN = {
+    "statistics": "none, or free if rehearsals on your own records do better with it, which they try for linear "
+    "models unless clip_norm or server_rate is given",
+    "aggregation": "epsilon-squared, or precision if rehearsals on your own records do better with it",
+}
+
+
+@takes_settings(FederationConfig, *_SETTINGS, shown=_SHOWN)
 @takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def federate(
     settings: dict[str, Any],
@@ -179,6 +187,7 @@ def federate(
         check_writable(path, f"--{option}")
     if model_out is not None and model_out.suffix != ".safetensors":
         raise ConfigurationError(f"--model-out {model_out}", "let its name end in .safetensors")
+    check_writable(None if model_out is None else model_out.with_suffix(".json"), "--model-out")
     if plot is not None:
         require("matplotlib", "plots")
     require("torch", "federated")
@@ -209,6 +218,7 @@ def federate(
             workers=workers,
             checkpoint=checkpoint,
             on_round=live.show_round,
+            on_resume=lambda done: note(f"{checkpoint}: {counted(done, 'round')} of {config.rounds} are done"),
         )
     summary = results.summarise(result)
     own = baselines.OwnRecords.of(result)
@@ -348,6 +358,10 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
     print_table(clients_table(summary["clients"], names=result.task.clients))
     if result.scores is not None:
         print(verdicts.verdict({"": result}, own=own))
+    if result.prices is not None and not result.prices.is_too_much:
+        print(result.prices.sentence())
+    if asks := bidding.asks_sentence(config):
+        print(asks)
     if config.privacy.is_private:
         print(verdicts.strength_sentence(promised, verdicts.worst_promise_alone(result)))
     if attacks:
@@ -356,6 +370,8 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
         note("warning: " + SIMULATED_WARNING.format(seed=config.seed))
     if summary["arithmetic"] not in (None, "exact"):
         note(f"warning: arithmetic {summary['arithmetic']}")
+    if result.prices is not None and result.prices.is_too_much:
+        note(f"warning: {result.prices.sentence()}")
     if result.spent == 0 and config.privacy.holds_auctions:
         note(f"note: {_why_nothing_sold(result)}")
     for number, dropped in summary["dropped"].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
@@ -43,12 +43,16 @@ def broker_address(url: str) -> str:
 
 
 def takes_settings(
-    record: type, *names: str, into: str = "settings"
+    record: type, *names: str, into: str = "settings", shown: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command one option per named field of a settings record, with the field's type, default and help.
 
     The command gets their values as one dictionary, in its argument `into`.
+
+    Args:
+        shown: option → what help says of its default, where the default is not simply a value.
     """
+    said = shown or {}
     hints = get_type_hints(record)
     declared = {one.name: one for one in fields(record)}
     options = [
@@ -56,7 +60,10 @@ def takes_settings(
             name,
             Parameter.KEYWORD_ONLY,
             default=declared[name].default,
-            annotation=Annotated[hints[name], typer.Option(help=declared[name].metadata["help"])],
+            annotation=Annotated[
+                hints[name],
+                typer.Option(help=declared[name].metadata["help"], show_default=said.get(name, True)),
+            ],
         )
         for name in names
     ]

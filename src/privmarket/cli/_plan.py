@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,14 +24,16 @@ from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._statement import cohort_words
 from privmarket.reports._plan_figure import check_plot, write_plan
-from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training
+from privmarket.rounds import MICRO, micro_units
+from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training, statistics_words
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
     from privmarket import secagg
-    from privmarket.simulation import _plan as planning
+    from privmarket.simulation import _bidding as bidding, _plan as planning
     from privmarket.simulation._plan import Plan, Planner, Point
 else:
+    bidding = late("privmarket.simulation._bidding")
     planning = late("privmarket.simulation._plan")
     secagg = late("privmarket.secagg")
 
@@ -128,6 +131,8 @@ def plan(
         print(_first_line(made))
         if made.points:
             print_table(_table(made))
+            for line in _legend(made, planner):
+                print(line)
         for line in _advice(made, effort, given):
             print(line)
     if plot is not None and made.points:
@@ -165,7 +170,6 @@ def _table(made: Plan) -> Table:
     title = (
         f"{base.dataset}, {counted(base.clients, 'client')}, {skew}asks from {base.scenario}, "
         f"{base.trust} trust, {counted(made.cells, 'run')}"
-        + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} in rehearsals")
     )
     table = Table(title=title)
     columns = (
@@ -175,20 +179,20 @@ def _table(made: Plan) -> Table:
         "lowest–highest",
         "lifetime ε ≤",
         "pay/client",
-        "most",
+        "at most",
         "rounds",
         "a round",
-        "rate",
+        "server rate",
     )
     for column in columns:
         table.add_column(column, justify="right")
     table.add_column("rule")
     for point in made.points:
-        chosen = "bold" if point is made.chosen else ""
+        chosen = "bold" if point is made.recommended else ""
         table.add_row(
             planning.amount(point.total),
-            _with_deviation(made, point),
-            "–" if point.gain is None else _signed(made, point.gain),
+            made.score.format(point.score),
+            "–" if point.gain is None else f"{_signed(made, point.gain)} ± {_bare(made, point.gain_error)}",
             f"{made.score.format(point.lowest)}–{made.score.format(point.highest)}"
             if point.seeds > 1
             else "one seed",
@@ -204,22 +208,42 @@ def _table(made: Plan) -> Table:
     return table
 
 
-def _with_deviation(made: Plan, point: Point) -> str:
-    return made.score.format(point.score) + (f" ± {_size(made, point.deviation)}" if point.seeds > 1 else "")
+def _legend(made: Plan, planner: Planner) -> list[str]:
+    """What the columns of the table say, and where the asks come from."""
+    lines = []
+    if any(point.gain is not None for point in made.points):
+        test = planner.task.test
+        records = "" if test is None else f" of {counted(len(test), 'test record')}"
+        unit = " (points)" if _is_share(made) else ""
+        lines.append(
+            f"gain{unit}: over your own records, ± its standard error, over seeds and from the choice{records}; "
+            "lowest–highest: the score over seeds."
+        )
+    lines.append(
+        "pay/client: the mean; at most: what one client got in any run; a round: its budget; server rate: the step "
+        "size of the training."
+    )
+    if made.heterogeneity is not None:
+        lines.append(
+            f"H = {made.heterogeneity:g}, measured in rehearsals: how much leaving clients out harms beside noise; "
+            "rules for H weigh the two by it."
+        )
+    asks = bidding.asks_sentence(made.base)
+    return [*lines, *([asks] if asks else [])]
 
 
-def _size(made: Plan, value: float, sign: str = "") -> str:
-    """A difference of scores: in points for shares of records, else as a number."""
-    return f"{100 * value:{sign}.2f} points" if _is_share(made) else f"{value:{sign}.{_decimals(made)}f}"
+def _bare(made: Plan, value: float, sign: str = "") -> str:
+    """A difference of scores: in points for shares of records, without the word; else as a number."""
+    return f"{100 * value:{sign}.2f}" if _is_share(made) else f"{value:{sign}.{_decimals(made)}f}"
 
 
 def _signed(made: Plan, gain: float) -> str:
-    return _size(made, gain, "+")
+    return _bare(made, gain, "+")
 
 
 def _decimals(made: Plan) -> int:
     """Decimals that all differences of a plan are shown with: three digits of the largest."""
-    sizes = [abs(size) for point in made.points for size in (point.deviation, point.gain or 0.0)]
+    sizes = [abs(size) for point in made.points for size in (point.gain_error, point.gain or 0.0)]
     largest = max(sizes, default=0.0)
     return max(0, 2 - math.floor(math.log10(largest))) if 0.0 < largest < math.inf else 2
 
@@ -245,17 +269,27 @@ def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
         return _not_reached(made, made.target, effort)
     if not made.worth_buying:
         most = max(made.points, key=lambda point: point.total)
+        best = max(made.points, key=lambda point: point.gain or 0.0)
+        gained = ""
+        if best.gain is not None and best.gain > 0:
+            error = _bare(made, best.gain_error)
+            gained = f" (the best gain, {_signed(made, best.gain)}, has a standard error of {error})"
         return [
             f"Buy nothing: of {counted(len(made.points), 'total')} up to {planning.amount(most.total)} none gave a "
-            f"better {made.score.heading} than your own records, beyond what chance explains."
+            f"better {made.score.heading} than your own records, beyond what chance explains{gained}."
         ]
+    taken = made.recommended
+    if taken is None:
+        return []
+    lines = [_said(made, taken)]
     if made.chosen is None:
-        best = max(made.points, key=lambda point: point.gain if point.gain is not None else 0.0)
-        if best.gain is None:
-            return []
-        return [_said(made, best), _command(made.base, best, source), *_on_flower(made.base, best, source)]
-    chosen = made.chosen
-    return [_said(made, chosen), _command(made.base, chosen, source), *_on_flower(made.base, chosen, source)]
+        best = max(made.points, key=lambda point: point.gain or 0.0)
+        if best is not taken:
+            lines.append(
+                f"That is the cheapest total within one standard error of the best gain, which "
+                f"{planning.amount(best.total)} buys."
+            )
+    return [*lines, _command(made.base, taken, source), *_on_flower(made.base, taken, source)]
 
 
 def _said(made: Plan, point: Point) -> str:
@@ -269,11 +303,15 @@ def _said(made: Plan, point: Point) -> str:
         cohorts = secagg.cohorts_of(made.base.clients)
         if cohorts > 1:
             largest += f"; a round in which everybody sells is {cohort_words(cohorts)}"
-    gained = "" if point.gain is None else f" ({_signed(made, point.gain)} over your own records)"
-    return (
-        f"For {planning.amount(point.total)}: {_with_deviation(made, point)}{gained} over "
+    gained = ""
+    if point.gain is not None:
+        points = " points" if _is_share(made) else ""
+        gained = f" ({_signed(made, point.gain)} ± {_bare(made, point.gain_error)}{points} over your own records)"
+    said = (
+        f"For {planning.amount(point.total)}: {made.score.format(point.score)}{gained} over "
         f"{counted(point.seeds, 'seed')}; {largest}."
     )
+    return said if point.prices is None else f"{said} {point.prices.sentence()}"
 
 
 def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
@@ -295,8 +333,8 @@ def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
     if wider is not None:
         changes = {"--effort": wider, "--rounds": ""}
     return [
-        f"Not reached: {made.score.format(target)}. The best of what was tried: {_with_deviation(made, best)} for "
-        f"{planning.amount(best.total)}.",
+        f"Not reached: {made.score.format(target)}. The best of what was tried: {made.score.format(best.score)} "
+        f"for {planning.amount(best.total)}.",
         f"Tried: {_listed(tried.rounds)} rounds; {counted(tried.rules, 'rule')}; "
         f"{counted(len(made.points), 'total')} up to {planning.amount(dearest.total)}. Settings were chosen by "
         f"{counted(tried.rehearsals, 'rehearsal')} on your own records, figures come from "
@@ -329,61 +367,86 @@ def _again(changes: Mapping[str, str]) -> str:
 
 
 def _command(base: FederationConfig, point: Point, source: TaskSource) -> str:
-    """The `privmarket federate` command that makes the run of this point."""
+    """The `privmarket federate` command that makes the run of this point, to the last digit."""
+    config = point.choice.config(base, point.total)
     words = ["privmarket federate"]
     if source.is_given:
         words += source.words()
     elif base.task:
         words += [f"--dataset {base.dataset}", *source.words()]
     else:
-        words += [f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}", *source.words()]
-    words += [] if source.bids is not None else [f"--scenario {base.scenario}"]
-    words += [f"--rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
-    words += [f"--mechanism {point.choice.rule}"]
+        words += [f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha!r}", *source.words()]
+    words += [] if source.bids is not None else [f"--scenario {shlex.quote(base.scenario)}"]
+    words += [f"--rounds {config.rounds} --budget {_budget(config)}"]
+    words += [f"--mechanism {config.mechanism}"]
     words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
-    words += _training_words(base, point)
-    # `federate` would choose these again, too.
-    words += [] if point.choice.aggregation is None else [f"--aggregation {point.choice.aggregation}"]
-    words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
-    words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
-    words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
+    words += _training_words(config)
+    if base.task:
+        # With public records `federate` would choose these two again.
+        words += [f"--statistics {config.statistics}"]
+        words += [f"--aggregation {config.aggregation}"] if base.trust == "local" else []
+    words += [] if base.trust == "local" else [f"--trust {base.trust}"]
+    for name in ("honest_share", "wallet", "delta"):
+        value = getattr(config, name)
+        if value != getattr(FederationConfig, name):
+            words.append(f"--{name.replace('_', '-')} {value!r}")
     return " ".join(words)
 
 
+def _budget(config: FederationConfig) -> str:
+    """The budget of a round as it is typed: money is counted in micro-units, so six decimals are all of it."""
+    return f"{Decimal(micro_units(config.budget)) / MICRO:f}"
+
+
 def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list[str]:
-    """The same settings as a line of a Flower app, for a task of one's own."""
+    """The same settings as a line of a Flower app, for a task of one's own; why not, where the app cannot do it."""
     if not source.is_given:
         return []
-    training = point.choice.training(base.training)
+    config = point.choice.config(base, point.total)
+    training = config.training
+    if config.statistics != "none":
+        return [
+            f"on Flower: not this plan. Its {statistics_words(config)}, which pm.flower.server_app does not do. "
+            f"A plan with --set clip_norm={_OF_FLOWER:g} leaves inputs as they are and ends with a line for Flower."
+        ]
     given: dict[str, object] = {
-        "rounds": point.choice.rounds,
-        "budget": float(f"{point.budget_per_round:.6g}"),
-        "mechanism": point.choice.rule,
+        "rounds": config.rounds,
+        "budget": float(_budget(config)),
+        "mechanism": config.mechanism,
         "steps": training.steps,
         "sampling_rate": training.sampling_rate,
         "clip_norm": training.clip_norm,
-        "learning_rate": float(f"{training.local_rate / training.clip_norm:.6g}"),
+        "learning_rate": training.local_rate / training.clip_norm,
         "server_rate": training.server_rate,
         "final_rate": training.final_rate,
         "momentum": training.momentum,
         "averaging": training.averaging,
-        "trust": base.trust,
+        "trust": config.trust,
+        "delta": config.delta,
     }
-    if point.choice.aggregation is not None:
-        given["aggregation"] = point.choice.aggregation
+    if config.trust == "local":
+        given["aggregation"] = config.aggregation
+    else:
+        given["honest_share"] = config.honest_share
     words = [f"{name}={value!r}" for name, value in given.items()]
     if point.choice.settings:
         words.append(f"mechanism_settings={dict(point.choice.settings)!r}")
     return [f"on Flower: pm.flower.server_app(task=task, {', '.join(words)})"]
 
 
-def _training_words(base: FederationConfig, point: Point) -> list[str]:
+# A clip norm that suits inputs as they are; what somebody who wants a plan for Flower may keep.
+_OF_FLOWER = 1.0
+
+
+def _training_words(config: FederationConfig) -> list[str]:
     """`--set` options for the settings of the training that `federate` would not use by itself."""
-    chosen = point.choice.training(base.training)
-    usual = FederationConfig(dataset=base.dataset, task=base.task, trust=base.trust).training
+    chosen = config.training
+    usual = FederationConfig(
+        dataset=config.dataset, task=config.task, trust=config.trust, statistics=config.statistics
+    ).training
     names = [one.name for one in fields(chosen)]
     # `federate` would choose these again on the public records, so the plan's choice is written out.
-    said = ("server_rate", "clip_norm", "averaging") if base.task else ()
+    said = ("server_rate", "clip_norm", "averaging") if config.task else ()
     return [
         f"--set {name}={getattr(chosen, name)}"
         for name in names

@@ -45,7 +45,7 @@ def predict(
     lines = [
         [
             number + 1,
-            value.item(),
+            _shown(value.item()),
             *([] if shares is None else [round(float(share), 6) for share in shares[number]]),
         ]
         for number, value in enumerate(predictions)
@@ -62,3 +62,8 @@ def predict(
     else:
         write_atomically(out, text.getvalue())
         note(f"written: {out}, {len(lines)} predictions")
+
+
+def _shown(prediction: object) -> object:
+    """A class as it is; a number with the seven digits that float32 has."""
+    return float(f"{prediction:.7g}") if isinstance(prediction, float) else prediction

@@ -129,6 +129,14 @@ class Promise:
         )
 
     @property
+    def _any_release(self) -> str:
+        """What (ε, δ) would allow without the noise that is known, where that is more."""
+        most = guess_accuracy(self.epsilon, self.delta) if math.isfinite(self.epsilon) else 1.0
+        if not self.guess < most:
+            return ""
+        return f", which by itself allows {rounded_up_percent(most)} right guesses; the noise here allows fewer"
+
+    @property
     def group_line(self) -> str:
         """What is left for a person with several records."""
         if self.unit == "person":
@@ -151,7 +159,7 @@ class Promise:
         """The promise for people, a line each."""
         shown = [
             self.sentence,
-            f"ε = {self.epsilon:.4g} at δ = {self.delta:g}",
+            f"ε = {self.epsilon:.4g} at δ = {self.delta:g}{self._any_release}",
             f"unit: {self.unit} ({UNITS[self.unit]})",
             f"trust: {self.trust} ({trust_words(self.trust, self.honest_share, self.registered)})",
             *self.alone_lines,

@@ -33,14 +33,15 @@ from privmarket.reports._verdict import (
     own_records_takeaway,
     percent,
     sales_takeaway,
-    sampling_sentence,
     strength,
     strength_sentence,
+    uncertainty_sentence,
     wallet_takeaway,
     worst_promise,
     worst_promise_alone,
 )
 from privmarket.rounds import MICRO
+from privmarket.simulation._bidding import asks_sentence
 from privmarket.simulation._config import FederationConfig, statistics_words
 from privmarket.simulation._result import ClientRow, RunResult, RunSummary, summarise
 
@@ -86,7 +87,6 @@ def write_report(
         remarks: sentences on how the runs came about, at the end of the page.
     """
     main = next(iter(runs.values()))
-    by_accuracy = main.task.score.name == "accuracy"
     # Owners of records have names; clients that share out a data set have numbers.
     of_task = list(main.task.clients) if main.config.task else [f"client {name}" for name in main.task.clients]
     called = list(names) or of_task
@@ -101,8 +101,10 @@ def write_report(
         details=details(runs, misreports),
         other_trust=other_trust_sentence(runs, currency),
         strength=strength_sentence(worst_promise(main), worst_promise_alone(main)),
-        sampling="" if own is None or not by_accuracy else sampling_sentence(own.tested, main.score),
+        sampling="" if own is None else uncertainty_sentence(main, own),
         statistics=_statistics_sentence(main),
+        asks=asks_sentence(main.config),
+        prices="" if main.prices is None else main.prices.sentence(),
         trusts=[_trust_column(run, currency) for run in both_trusts(runs)],
         figures=_figures(runs, summary, called, currency, own),
         runs=compared_rows(runs, own),

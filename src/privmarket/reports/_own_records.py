@@ -26,6 +26,7 @@ class OwnRecords:
         curve: (records, accuracy) for other numbers of own records, rising in records; `records` is among them.
         draws: over how many draws of the records each accuracy is a mean.
         tested: how many test records there are.
+        gain_error: standard error of what the market adds, from the choice of test records; None if not known.
     """
 
     records: int
@@ -33,6 +34,7 @@ class OwnRecords:
     curve: tuple[tuple[int, float], ...]
     draws: int
     tested: int
+    gain_error: float | None = None
 
     @classmethod
     def of(cls, result: RunResult) -> OwnRecords | None:
@@ -42,7 +44,7 @@ class OwnRecords:
         if found is None or test is None:
             return None
         value = found.scores[result.task.score.name]
-        return cls(found.records, value, ((found.records, value),), 1, len(test))
+        return cls(found.records, value, ((found.records, value),), 1, len(test), result.gain_error)
 
     def enough(self, accuracy: float) -> int | None:
         """The fewest own records of the curve that do as well as `accuracy`; None if none do."""

@@ -220,9 +220,15 @@ def own_records_sentence(run: RunResult, own: OwnRecords) -> str:
 
 
 def _compared(run: RunResult, own: OwnRecords) -> str:
-    if is_better(run, run.score, own.accuracy):
-        return f"{difference(run, own.accuracy, run.score)} better than your own records alone"
-    return "no better than your own records alone, so there was nothing to buy here"
+    if not is_better(run, run.score, own.accuracy):
+        return "no better than your own records alone, so there was nothing to buy here"
+    said = f"{difference(run, own.accuracy, run.score)} better than your own records alone"
+    if own.gain_error is None:
+        return said
+    error = f"(standard error {difference(run, 0.0, own.gain_error)})"
+    if run.task.score.gain(own.accuracy, run.score) > 2.0 * own.gain_error:
+        return f"{said} {error}"
+    return f"{said}, which the choice of {own.tested:,} test records may explain {error}"
 
 
 def own_records_takeaway(own: OwnRecords, accuracy: float) -> str:
@@ -237,6 +243,17 @@ def own_records_takeaway(own: OwnRecords, accuracy: float) -> str:
         f"the fewest that give as much for nothing ({percent(dict(own.curve)[enough])}). "
         "Whoever has them need not buy."
     )
+
+
+def uncertainty_sentence(run: RunResult, own: OwnRecords) -> str:
+    """How far the choice of test records leaves the gain uncertain, or else the accuracy; empty if not known."""
+    if own.gain_error is not None:
+        return (
+            f"All of this is one seed and {own.tested:,} test records: from the choice of these records alone, the "
+            f"gain over your own records has a standard error of {difference(run, 0.0, own.gain_error)} (a "
+            "bootstrap in which both models meet the same records)."
+        )
+    return sampling_sentence(own.tested, run.score) if run.task.score.name == "accuracy" else ""
 
 
 def sampling_sentence(tested: int, accuracy: float) -> str:

@@ -51,17 +51,19 @@ class AskedPrices:
         clients: names, in the order of the arrays.
         bids: (clients,) price of a unit of ε, and the most ε a round.
         wallet: (clients,) lifetime limits on ε; infinite where none was given.
+        source: the file, for messages.
     """
 
     clients: tuple[str, ...]
     bids: Bids
     wallet: NDArray[np.float64]
+    source: str = "bids"
 
     @classmethod
     def read(cls, path: str | Path) -> AskedPrices:
         """A CSV file with client, valuation and epsilon, and perhaps wallet; see `market._bid_file`."""
         found = read_bids(path)
-        return cls(found.clients, found.bids, _wallets(Path(path), found.clients))
+        return cls(found.clients, found.bids, _wallets(Path(path), found.clients), str(path))
 
     def of(self, names: Sequence[str]) -> AskedPrices:
         """The same prices in the order of these clients.
@@ -73,19 +75,28 @@ class AskedPrices:
         missing = [name for name in names if name not in place]
         if missing:
             raise BidError(
-                f"no bid of {missing[0]!r}" + (f" and {len(missing) - 1} more clients" if len(missing) > 1 else ""),
+                f"{self.source}: no bid of {_some(missing)}",
                 "give every client a line, with its name as in the data",
             )
         unknown = sorted(set(self.clients) - set(names))
         if unknown:
-            raise BidError(f"a bid of {unknown[0]!r}, who holds no records", "remove the line, or correct the name")
+            raise BidError(
+                f"{self.source}: no records are held by {_some(unknown)}",
+                "remove these lines, or correct the names",
+            )
         order = np.array([place[name] for name in names])
-        return AskedPrices(tuple(names), self.bids[order], self.wallet[order])
+        return AskedPrices(tuple(names), self.bids[order], self.wallet[order], self.source)
 
     def digest(self) -> str:
         """A digest of these prices; a checkpoint belongs to one."""
         text = repr((self.clients, self.bids.valuation.tolist(), self.bids.epsilon.tolist(), self.wallet.tolist()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many there are beyond them."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _wallets(path: Path, clients: Sequence[str]) -> NDArray[np.float64]:
@@ -117,6 +128,22 @@ def client_types(config: FederationConfig, number: int) -> Bids:
     """(clients,) the clients' true valuations and caps in round `number`."""
     key = [config.seed, _TYPES] + ([number] if config.types == "redrawn" else [])
     return scenario(config.scenario).sample(np.random.default_rng(key), config.clients)
+
+
+_ASKS = {"uniform": "Uniform(0, 1)", "bimodal": "Uniform(0, 1)", "lognormal": "LogNormal(0, ½)"}
+
+
+def asks_sentence(config: FederationConfig) -> str:
+    """Where the clients' asks come from, if nobody made them; empty where they were given client by client."""
+    if config.bids or not config.privacy.holds_auctions:
+        return ""
+    source = f"drawn from {_ASKS.get(config.scenario, config.scenario)}"
+    if config.valuations == "measured":
+        source = "computed from their records"
+    return (
+        f"What clients ask was {source}, not made by these clients; every sum of money scales with it "
+        "(--bids FILE gives real asks)."
+    )
 
 
 def measured_types(config: FederationConfig, number: int, task: Task) -> Bids:

@@ -156,6 +156,13 @@ def statistics_words(config: FederationConfig) -> str:
     return ""
 
 
+def _flat(settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings with those of the training among them."""
+    training = settings.get("training")
+    rest = {name: value for name, value in settings.items() if name != "training"}
+    return {**rest, **training} if isinstance(training, dict) else rest
+
+
 # Replaced when the configuration is made, since it depends on data set, trust and mode.
 _NOT_GIVEN = cast(Training, None)
 
@@ -269,6 +276,20 @@ class FederationConfig(MarketPlan):
             return self.from_json(dict(saved)).to_json() == self.to_json()
         except ConfigurationError:
             return False
+
+    def differences(self, saved: Mapping[str, object]) -> list[str]:
+        """How `saved`, another run as `to_json` wrote it, differs from this one: "rounds was 20 and is 30"."""
+        found = []
+        then = _flat(saved)
+        now = _flat(self.to_json())
+        for name in (*now, *(name for name in then if name not in now)):
+            was, is_now = (side.get(name, "not given") for side in (then, now))
+            if was == is_now:
+                continue
+            # Digests say nothing to a reader.
+            words = {"task": "the task has other records or another model", "bids": "clients ask otherwise"}
+            found.append(words.get(name, f"{name} was {was} and is {is_now}"))
+        return found or ["it was saved by another version"]
 
     def replace(self, **changes: Any) -> FederationConfig:
         """A copy of this configuration with some settings changed, checked again."""

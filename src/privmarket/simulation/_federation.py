@@ -337,14 +337,21 @@ class Federation:
         if test is None:
             return None
         with one_thread():
-            outputs = self.pool.model.outputs(self.model_weights(state), test.tensors()[0])
-            return self.task.evaluate(outputs.numpy(), test)
+            return self.task.evaluate(self._test_outputs(state), test)
+
+    def _test_outputs(self, state: RunState) -> np.ndarray:
+        """(test records, ...) the outputs of the current model."""
+        assert self.task.test is not None
+        return self.pool.model.outputs(self.model_weights(state), self.task.test.tensors()[0]).numpy()
 
     def result(self, state: RunState) -> RunResult:
         """The run so far: its records, its model, and the scores of the buyer's own records."""
         own = self.own_model
         with one_thread():
             before = None if own is None else own_records(self.task, own.module, seed=self.config.seed)
+            error = None
+            if before is not None:
+                error = self.task.gain_error(before.outputs, self._test_outputs(state))
         return RunResult(
             self.config,
             state.records,
@@ -356,6 +363,7 @@ class Federation:
             self.scores(state),
             before,
             state.whitening,
+            error,
         )
 
     def model_weights(self, state: RunState) -> torch.Tensor:
@@ -477,6 +485,7 @@ def run(
     checkpoint: Path | None = None,
     checkpoint_every: int = 10,
     on_round: OnRound | None = None,
+    on_resume: Callable[[int], None] | None = None,
     strategy: Strategy | None = None,
     mechanism: Mechanism | None = None,
 ) -> RunResult:
@@ -488,8 +497,12 @@ def run(
         checkpoint: the file to save to and resume from.
         checkpoint_every: rounds between two saves.
         on_round: called with each round's record, also with those that a resumed run already had.
+        on_resume: called first with the number of rounds that a resumed run already had.
         strategy: how clients report; not part of the checkpoint, so resume with the same.
         mechanism: a ready rule, instead of the configured one; resume with the same.
+
+    Raises:
+        KeyboardInterrupt: it was stopped; the message says where it goes on, and the rounds so far are saved.
     """
     started = time.perf_counter()
     with Federation(
@@ -502,17 +515,25 @@ def run(
         strategy=strategy,
     ) as federation:
         state = _resume(federation, checkpoint)
+        if on_resume is not None and state.next_round:
+            on_resume(state.next_round)
         if on_round is not None:
             for record in state.records:
                 on_round(record)
-        while state.next_round < config.rounds:
-            state = federation.step(state)
-            if on_round is not None:
-                on_round(state.records[-1])
-            if checkpoint is not None and (
-                state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
-            ):
-                save_checkpoint(checkpoint, to_checkpoint(config, state))
+        try:
+            while state.next_round < config.rounds:
+                state = federation.step(state)
+                if on_round is not None:
+                    on_round(state.records[-1])
+                if checkpoint is not None and (
+                    state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
+                ):
+                    save_checkpoint(checkpoint, to_checkpoint(config, state))
+        except KeyboardInterrupt:
+            if checkpoint is None:
+                raise
+            save_checkpoint(checkpoint, to_checkpoint(config, state))
+            raise KeyboardInterrupt(f"the same command goes on from round {state.next_round + 1}") from None
         result = federation.result(state)
     return replace(result, seconds=time.perf_counter() - started)
 
@@ -522,8 +543,9 @@ def _resume(federation: Federation, path: Path | None) -> RunState:
     if saved is None:
         return federation.start()
     if not federation.config.is_same_run(saved.data["config"]):
+        differ = federation.config.differences(saved.data["config"])
         raise CheckpointError(
-            f"{path} belongs to another run (its settings differ)", "give another file, or delete this one"
+            f"{path} belongs to another run: {'; '.join(differ)}", "give another file, or delete this one"
         )
     return from_checkpoint(saved)
 

@@ -14,7 +14,7 @@ figure first, measured on the same test records as the bought model, so that it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -239,12 +239,18 @@ class OwnRecords:
         best: name of the model with the best headline score.
         scores: of that model on the test records, by name of the score.
         tried: headline score of every model that was tried, by name of the model.
+        outputs: (test records, ...) of the best model.
     """
 
     records: int
     best: str
     scores: dict[str, float]
     tried: dict[str, float]
+    outputs: NDArray[np.generic] = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, object]:
+        """The figures as JSON data."""
+        return {"records": self.records, "best": self.best, "scores": self.scores, "tried": self.tried}
 
 
 def own_records(task: Task, module: nn.Module, *, seed: int = 0) -> OwnRecords | None:
@@ -255,10 +261,12 @@ def own_records(task: Task, module: nn.Module, *, seed: int = 0) -> OwnRecords |
     """
     if task.public is None or task.test is None:
         return None
-    found = {"the task's own model": task.evaluate_model(module)}
+    own = task.outputs(module, task.test.inputs)
+    outputs: dict[str, NDArray[np.generic]] = {"the task's own model": own}
+    found = {"the task's own model": task.evaluate(own, task.test)}
     for baseline in _plain_models(task, seed):
-        outputs = _outputs(task, baseline)
-        scores = task.evaluate(outputs, task.test)
+        outputs[baseline.name] = _outputs(task, baseline)
+        scores = task.evaluate(outputs[baseline.name], task.test)
         if baseline.name != "logistic regression":
             scores = {name: value for name, value in scores.items() if name not in _NEEDS_PROBABILITIES}
         found[baseline.name] = scores
@@ -266,7 +274,7 @@ def own_records(task: Task, module: nn.Module, *, seed: int = 0) -> OwnRecords |
     tried = {name: scores[headline] for name, scores in found.items() if headline in scores}
     sign = 1.0 if task.score.higher_is_better else -1.0
     best = max(tried, key=lambda name: sign * tried[name] if np.isfinite(tried[name]) else -np.inf)
-    return OwnRecords(len(task.public), best, found[best], tried)
+    return OwnRecords(len(task.public), best, found[best], tried, outputs[best])
 
 
 def _plain_models(task: Task, seed: int) -> list[FittedBaseline]:

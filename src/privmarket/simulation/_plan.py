@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,12 +37,13 @@ from privmarket.market._distributions import SCENARIOS, Distribution, scenario
 from privmarket.market._objectives import AggregateError
 from privmarket.market._ration_design import Marginals
 from privmarket.simulation._bidding import AskedPrices
-from privmarket.simulation._config import FederationConfig, Training, recommended_training, whitened_training
+from privmarket.simulation._config import FederationConfig, Training, recommended_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
 from privmarket.simulation._rehearsal import StandIn, free_whitening, rehearsed
+from privmarket.simulation._result import UnitPrices
 from privmarket.tasks import task as builtin
 from privmarket.training import one_thread
 
@@ -75,7 +77,7 @@ class Choice:
         rounds: how often money is spent; the total is split evenly.
         rule, settings: the auction rule; `label` names both for tables.
         server_rate: step size of the server's optimiser.
-        clip_norm, averaging: of the training; None leaves those of the base configuration.
+        clip_norm, averaging, momentum, final_rate: of the training; None leaves those of the base configuration.
         statistics: what inputs are scaled by; None leaves what the base configuration says.
         aggregation: how updates are weighted; None leaves what the base configuration says.
     """
@@ -87,8 +89,22 @@ class Choice:
     server_rate: float
     clip_norm: float | None = None
     averaging: float | None = None
+    momentum: float | None = None
+    final_rate: float | None = None
     statistics: str | None = None
     aggregation: str | None = None
+
+    def untuned(self) -> Choice:
+        """The same choice without what a rehearsal found."""
+        return replace(
+            self,
+            clip_norm=None,
+            averaging=None,
+            momentum=None,
+            final_rate=None,
+            statistics=None,
+            aggregation=None,
+        )
 
     def tuned(self, training: Training, statistics: str | None = None, aggregation: str | None = None) -> Choice:
         """The same choice with the settings that a rehearsal found."""
@@ -97,20 +113,17 @@ class Choice:
             server_rate=training.server_rate,
             clip_norm=training.clip_norm,
             averaging=training.averaging,
+            momentum=training.momentum,
+            final_rate=training.final_rate,
             statistics=statistics,
             aggregation=aggregation,
         )
 
     def training(self, base: Training) -> Training:
         """The training of a run with this choice."""
-        if self.statistics == "free":
-            base = whitened_training(base)
-        return replace(
-            base,
-            server_rate=self.server_rate,
-            clip_norm=base.clip_norm if self.clip_norm is None else self.clip_norm,
-            averaging=base.averaging if self.averaging is None else self.averaging,
-        )
+        names = ("server_rate", "clip_norm", "averaging", "momentum", "final_rate")
+        chosen = {name: getattr(self, name) for name in names}
+        return replace(base, **{name: value for name, value in chosen.items() if value is not None})
 
     def config(self, base: FederationConfig, total: float) -> FederationConfig:
         """The configuration of a run that spends `total` with these settings."""
@@ -230,15 +243,19 @@ class RunFigures:
         lifetime_epsilon: the largest total ε of a client; infinite for a run without noise.
         epsilon_if_others_collude: the same if all other sellers collude; None under local trust, where each
             update is private by itself.
+        gain_error: standard error of the gain from the choice of test records; None without a score before.
+        prices: what a unit of ε cost.
     """
 
     score: float
     score_before: float | None
+    gain_error: float | None
     spent: float
     lifetime_epsilon: float
     highest_pay: float
     sellers_per_round: float
     seconds: float
+    prices: UnitPrices | None
     epsilon_if_others_collude: float | None = None
 
 
@@ -250,11 +267,13 @@ class Point:
         score, deviation, lowest, highest: mean, standard deviation and range of the headline score.
         score_before: mean score of the buyer's own records alone; None without any.
         gain: mean of score over score_before, above 0 for better whatever the direction; None without the latter.
-        gain_deviation: standard deviation of that gain.
+        gain_deviation: standard deviation of that gain over seeds.
+        test_error: standard error of the gain from the choice of test records, which is the same for all seeds.
         spent: mean money that was really paid; `total` is the limit.
         lifetime_epsilon: the largest total ε of any client in any run, at the run's δ.
         pay_per_client, highest_pay: mean over all clients, and the most that one was paid in any run.
         sellers_per_round: mean.
+        prices: what a unit of ε cost, in the mean over seeds; None where nothing was sold.
         epsilon_if_others_collude: under aggregate trust, `lifetime_epsilon` if all other sellers collude.
     """
 
@@ -274,16 +293,23 @@ class Point:
     pay_per_client: float
     highest_pay: float
     sellers_per_round: float
+    test_error: float = 0.0
+    prices: UnitPrices | None = None
     epsilon_if_others_collude: float | None = None
 
     @property
+    def gain_error(self) -> float:
+        """Standard error of the gain: over seeds, and from the choice of test records."""
+        return math.hypot(self.gain_deviation / math.sqrt(self.seeds), self.test_error)
+
+    @property
     def pays(self) -> bool:
-        """Whether buying was better than not buying by more than chance: two standard errors over seeds."""
+        """Whether buying was better than not buying by more than chance: two standard errors."""
         if self.gain is None:
             return True
         # A difference in the last digits counts as none.
         least = 1e-4 * max(1.0, abs(self.score))
-        return self.gain > max(least, 2.0 * self.gain_deviation / math.sqrt(self.seeds))
+        return self.gain > max(least, 2.0 * self.gain_error)
 
 
 @dataclass(frozen=True)
@@ -348,6 +374,23 @@ class Plan:
         """Whether buying beats the buyer's own records by more than chance at some total of the plan."""
         return any(point.pays for point in self.points)
 
+    @property
+    def recommended(self) -> Point | None:
+        """The point to take: the chosen one, or else the cheapest that pays and is about as good as the best.
+
+        About as good means within one standard error of the best gain: more money bought nothing that chance does
+        not explain. None where nothing pays, or where there are no own records to compare with.
+        """
+        if self.chosen is not None or self.target is not None:
+            return self.chosen
+        paying = [point for point in self.points if point.gain is not None and point.pays]
+        best = max(paying, key=lambda point: point.gain or 0.0, default=None)
+        if best is None:
+            return None
+        assert best.gain is not None
+        least = best.gain - best.gain_error
+        return min((point for point in paying if (point.gain or 0.0) >= least), key=lambda point: point.total)
+
     def to_json(self) -> dict[str, object]:
         """The plan as JSON data."""
         return {
@@ -359,6 +402,7 @@ class Plan:
             "target": self.target,
             "reached": self.reached,
             "chosen": None if self.chosen is None else asdict(self.chosen),
+            "recommended_total": None if self.recommended is None else self.recommended.total,
             "points": [asdict(point) for point in self.points],
             "heterogeneity": self.heterogeneity,
             "tried": asdict(self.tried),
@@ -691,7 +735,7 @@ class Planner:
         self.task = builtin_task(base.replace(seed=SEARCH_SEEDS[0])) if task is None else task
         self.heterogeneity: float | None = None
         self.rules = rule_choices(base, self._distribution(), self.options)
-        self._stand_in: StandIn | None = None
+        self._is_prepared = False
         self._rehearsed: dict[tuple[float, Choice], tuple[Choice, float]] = {}
         self._seen: dict[str, FederationConfig] = {}
         self._computed = 0
@@ -853,23 +897,33 @@ class Planner:
             )
         self._prepare(total)
         choice = self._search(total)
-        assert self._stand_in is not None
         losses = {(tried.label, tried.rounds): loss for tried, loss in self._rehearsed.values()}
         return Searched(choice, self._stand_in.loss_before(), losses)
 
     def _prepare(self, total: float) -> None:
-        """Makes the worlds that rehearsals take place in, and measures H in them where rules need it."""
+        """Measures H in the worlds that rehearsals take place in, where rules need it."""
         if self.rehearses:
-            with one_thread():
-                self._stand_in = StandIn(
-                    self.task,
-                    clients=len(self.task.clients),
-                    skew=self.base.alpha,
-                    worlds=self.options.worlds,
-                    seed=SEARCH_SEEDS[0],
-                )
+            self._is_prepared = True
             self.heterogeneity = self._measured_heterogeneity(total)
             self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
+
+    @cached_property
+    def _stand_in(self) -> StandIn:
+        """The worlds that rehearsals take place in."""
+        with one_thread():
+            return StandIn(
+                self.task,
+                clients=len(self.task.clients),
+                skew=self.base.alpha,
+                worlds=self.options.worlds,
+                seed=SEARCH_SEEDS[0],
+            )
+
+    def _kept(self, *parts: object) -> Path:
+        """Where the result of a rehearsal is kept: under a digest of all that it depends on."""
+        about = [self.base.to_json(), self.options.worlds, sorted(self.fixed), *parts]
+        text = json.dumps(about, sort_keys=True) + self._stands_on
+        return self.folder / "rehearsals" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
     def _points(self, totals: list[float]) -> list[Point]:
         """A point for each total.
@@ -889,16 +943,21 @@ class Planner:
 
     def _measured_heterogeneity(self, total: float) -> float:
         """H of the stand-in sellers, in a training whose rate suits a ration bought from everybody."""
-        assert self._stand_in is not None
         rounds = self._middle_rounds()
         flat = next((rule for rule in self.rules if rule.rule == "two-step"), self.rules[0])
         tuned, _ = self._rehearse(total, replace(flat, rounds=rounds))
+        kept = self._kept("H", rounds, asdict(tuned))
+        found = _read_json(kept).get("heterogeneity")
+        if found is not None:
+            return float(found)
         with one_thread():
             whitening = free_whitening(self.base, self.task) if tuned.statistics == "free" else None
             spread = self._stand_in.spread(tuned.training(self.base.training), rounds, whitening)
         # The market's error counts noise on sums over a client's records, rehearsals on mean gradients.
         federation = Federation(self.base.replace(rounds=rounds), task=self.task, asked=self.asked)
-        return float(f"{spread.heterogeneity * federation.pool.plan.expected_batch:.3g}")
+        measured = float(f"{spread.heterogeneity * federation.pool.plan.expected_batch:.3g}")
+        write_atomically(kept, json.dumps({"heterogeneity": measured}) + "\n")
+        return measured
 
     def _middle_rounds(self) -> int:
         options = self.options
@@ -926,7 +985,7 @@ class Planner:
     def _best_priced(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The best choice; while its price is the lowest or the highest of the options, one beyond it is added."""
         best = self._best(total, choices)
-        while self._stand_in is not None and (share := self._share_beyond(best)) is not None:
+        while self._is_prepared and (share := self._share_beyond(best)) is not None:
             shares = tuple(sorted((*self.options.price_shares, share)))
             self.options = replace(self.options, price_shares=shares)
             self.rules = rule_choices(self.base, self._distribution(), self.options, self.heterogeneity)
@@ -950,33 +1009,40 @@ class Planner:
 
     def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The choice with the least loss in rehearsals, tuned; the first choice where nothing is rehearsed."""
-        if self._stand_in is None:
+        if not self._is_prepared:
             return choices[0]
         rehearsed = [self._rehearse(total, choice) for choice in choices]
         return min(rehearsed, key=lambda pair: pair[1])[0]
 
     def _rehearse(self, total: float, choice: Choice) -> tuple[Choice, float]:
         """The choice with its best settings on public records, and the loss it ends at."""
-        assert self._stand_in is not None
-        bare = replace(choice, clip_norm=None, averaging=None, statistics=None, aggregation=None)
+        bare = choice.untuned()
         key = (total, replace(bare, server_rate=0.0))
         if key not in self._rehearsed:
             plain = replace(choice, aggregation=None)
             if choice.statistics == "free":  # settings for whitened inputs mean nothing on others
                 plain = replace(bare, server_rate=self.base.training.server_rate)
             config = plain.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
-            with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
-                asked = self.base.statistics != "none"
-                fixed = (*self.fixed, "statistics") if asked else self.fixed
-                found = rehearsed(federation, self._stand_in, fixed=fixed)
-                if found is None:
-                    self._rehearsed[key] = (choice, self._stand_in.loss_before())
-                else:
-                    statistics = None if asked else found.statistics
-                    chosen = choice.tuned(found.training, statistics, found.aggregation)
-                    self._rehearsed[key] = (chosen, found.loss_after)
+            kept = self._kept(config.to_json())
+            found = _read_json(kept)
+            if not found:
+                chosen, loss = self._rehearsed_anew(config, choice)
+                found = {"loss": loss, "choice": {name: getattr(chosen, name) for name in _TUNED}}
+                write_atomically(kept, json.dumps(found) + "\n")
+            self._rehearsed[key] = (replace(choice, **found["choice"]), found["loss"])
             self.on_cell(1, f"rehearsed {choice.rounds} rounds of {choice.label}")
         return self._rehearsed[key]
+
+    def _rehearsed_anew(self, config: FederationConfig, choice: Choice) -> tuple[Choice, float]:
+        """The choice with its best settings, and the loss it ends at, from a rehearsal that is made now."""
+        with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
+            asked = self.base.statistics != "none"
+            fixed = (*self.fixed, "statistics") if asked else self.fixed
+            found = rehearsed(federation, self._stand_in, fixed=fixed)
+        if found is None:
+            return choice, self._stand_in.loss_before()
+        statistics = None if asked else found.statistics
+        return choice.tuned(found.training, statistics, found.aggregation), found.loss_after
 
     # --- whole runs
 
@@ -991,6 +1057,7 @@ class Planner:
             gain = self.task.score.gain
             gains = np.array([gain(had, got) for had, got in zip(before, scores.tolist(), strict=True)])
         alone = [run.epsilon_if_others_collude for run in runs if run.epsilon_if_others_collude is not None]
+        errors = [run.gain_error for run in runs if run.gain_error is not None]
         return Point(
             total=total,
             choice=choice,
@@ -1008,6 +1075,8 @@ class Planner:
             pay_per_client=float(np.mean([run.spent for run in runs])) / len(self.task.clients),
             highest_pay=max(run.highest_pay for run in runs),
             sellers_per_round=float(np.mean([run.sellers_per_round for run in runs])),
+            test_error=float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0,
+            prices=UnitPrices.mean([run.prices for run in runs if run.prices is not None]),
             epsilon_if_others_collude=max(alone, default=None),
         )
 
@@ -1068,11 +1137,13 @@ def run_figures(
     return RunFigures(
         score=float(result.score),
         score_before=result.score_before,
+        gain_error=result.gain_error,
         spent=float(result.spent),
         lifetime_epsilon=max(spent, default=0.0),
         highest_pay=max((row["paid"] for row in rows), default=0.0),
         sellers_per_round=float(np.mean([record.sellers for record in result.records])),
         seconds=round(time.perf_counter() - started, 3),
+        prices=result.prices,
         epsilon_if_others_collude=max((one for one in alone if one is not None), default=None),
     )
 
@@ -1100,9 +1171,24 @@ def _deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if values.size > 1 else 0.0
 
 
+# What a rehearsal finds of a choice.
+_TUNED = ("server_rate", "clip_norm", "averaging", "momentum", "final_rate", "statistics", "aggregation")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty where there is none, or a damaged one."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
 def _read(path: Path) -> RunFigures | None:
     try:
-        return RunFigures(**json.loads(path.read_text(encoding="utf-8"))["outcome"])
+        found = json.loads(path.read_text(encoding="utf-8"))["outcome"]
+        prices = found.pop("prices")
+        return RunFigures(**found, prices=None if prices is None else UnitPrices(**prices))
     except (OSError, ValueError, KeyError, TypeError):
         # A damaged file is no result: the run is made again.
         return None

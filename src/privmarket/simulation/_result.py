@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -46,6 +46,52 @@ else:  # a server reads statements without torch, and tables and figures are ext
     models = late("privmarket.tasks._models")
 
 
+@dataclass(frozen=True)
+class UnitPrices:
+    """Money per unit of ε, over all sales of a run.
+
+    Attributes:
+        paid: what was paid.
+        asked: what the sellers asked, in the mean over the ε they sold.
+        highest: the highest ask of any client.
+    """
+
+    paid: float
+    asked: float
+    highest: float
+
+    @classmethod
+    def mean(cls, several: Sequence[UnitPrices]) -> UnitPrices | None:
+        """The mean over runs; None of none."""
+        if not several:
+            return None
+        paid, asked, highest = np.mean([(one.paid, one.asked, one.highest) for one in several], axis=0).tolist()
+        return cls(paid, asked, highest)
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether more than twice the highest ask was paid.
+
+        At the highest ask as a price everybody would sell all that they offer, so no more could be bought. The
+        factor of two leaves room for rules whose prices are fixed before asks are known.
+        """
+        return self.paid > 2.0 * self.highest
+
+    def sentence(self) -> str:
+        """What was paid and asked; if it was too much, that less would do."""
+        said = f"Paid {_money(self.paid)} per unit of ε, where sellers asked {_money(self.asked)} in the mean."
+        if self.is_too_much:
+            said += (
+                f" No client asks more than {_money(self.highest)}: at that price everybody would sell all that "
+                "they offer. Try a smaller budget, or another rule."
+            )
+        return said
+
+
+def _money(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
     """A finished run.
@@ -59,6 +105,7 @@ class RunResult:
         own_records: the models of the buyer's own records and their scores; None without such records.
         whitening: the public map of inputs with which it was trained, made from bought or public moments; None
             without. `weights` are those of the task's own module in either case.
+        gain_error: standard error of `gain` from the choice of test records; see `Task.gain_error`.
     """
 
     config: FederationConfig
@@ -71,6 +118,7 @@ class RunResult:
     scores: dict[str, float] | None = None
     own_records: OwnRecords | None = None
     whitening: Whitening | None = None
+    gain_error: float | None = None
 
     @property
     def score(self) -> float:
@@ -211,6 +259,15 @@ class RunResult:
         )
 
     @cached_property
+    def prices(self) -> UnitPrices | None:
+        """What a unit of ε cost; None where nothing was sold, or where asks are drawn anew every round."""
+        sold = self.sold_epsilon.sum(axis=0)
+        if not sold.sum() or self.config.types == "redrawn":
+            return None
+        asks = self.types.valuation
+        return UnitPrices(self.spent / float(sold.sum()), float(np.average(asks, weights=sold)), float(asks.max()))
+
+    @cached_property
     def place(self) -> dict[str, int]:
         """Client → its place in arrays."""
         return {client: i for i, client in enumerate(self.task.clients)}
@@ -321,10 +378,12 @@ class RunSummary(TypedDict):
     score: float | None
     scores: dict[str, float]
     score_before: float | None
+    gain_error: float | None
     own_records: dict[str, object] | None
     accuracy: NotRequired[float]
     spent: float
     epsilon_bought: float
+    prices: dict[str, float] | None
     sellers_per_round: float
     largest_epsilon_spent: float | None
     largest_epsilon_if_others_collude: float | None
@@ -434,9 +493,11 @@ def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
         "score": None if result.scores is None else result.score,
         "scores": result.scores or {},
         "score_before": result.score_before,
-        "own_records": None if result.own_records is None else asdict(result.own_records),
+        "gain_error": result.gain_error,
+        "own_records": None if result.own_records is None else result.own_records.to_json(),
         "spent": result.spent,
         "epsilon_bought": sum(r.total_epsilon for r in records),
+        "prices": None if result.prices is None else asdict(result.prices),
         "sellers_per_round": float(np.mean([r.sellers for r in records])),
         "largest_epsilon_spent": _largest(row["epsilon_spent"] for row in table),
         "largest_epsilon_if_others_collude": _largest(row["epsilon_if_others_collude"] for row in table),
@@ -501,7 +562,7 @@ def model_card(result: RunResult) -> dict[str, object]:
             "after": None if result.scores is None else result.score,
             "all": result.scores,
         },
-        "own_records": None if result.own_records is None else asdict(result.own_records),
+        "own_records": None if result.own_records is None else result.own_records.to_json(),
         "money": result.spent,
         "rounds": len(result.records),
         "privacy": privacy_of(result),

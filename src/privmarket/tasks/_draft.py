@@ -17,7 +17,7 @@ import numpy as np
 
 from privmarket.errors import DataError, UnknownNameError
 from privmarket.tasks._schema import DATE_FORMATS, MISSING_CELLS, day_number, number_text, toml_key
-from privmarket.tasks._tables import FILE_NAME, Block, read_table, require_column, texts
+from privmarket.tasks._tables import FILE_NAME, Block, number_in, read_table, require_column, texts
 
 _MARK = "# taken from this file: public only if you say so"
 _MOST_VALUES = 50
@@ -28,6 +28,7 @@ _MOST_CLASSES = 20
 class _Seen:
     """What was seen of one column so far; only a bounded number of its values is kept.
 
+    `counted` is how many cells are numbers, and `odd` the first one that is none, with its place.
     `days` has the formats of dates that fit every cell so far, each with the first and the last day.
     """
 
@@ -36,6 +37,9 @@ class _Seen:
     values: set[str] = field(default_factory=set)
     many: bool = False
     numbers: bool = True
+    counted: int = 0
+    odd: str = ""
+    decimal_comma: str = ""
     whole: bool = True
     low: float = math.inf
     high: float = -math.inf
@@ -43,8 +47,10 @@ class _Seen:
     longest: int = 0
     words: int = 0
 
-    def add(self, cells: Sequence[str], decimal_comma: bool) -> None:
-        """Takes in some more cells."""
+    def add(self, block: Block, name: str) -> None:
+        """Takes in the cells of one more block."""
+        cells = texts(block.cells[name])
+        self.decimal_comma = block.decimal_comma
         absent = frozenset(MISSING_CELLS)
         held = [cell for cell in map(str.strip, cells) if cell not in absent]
         self.cells += len(cells)
@@ -54,22 +60,26 @@ class _Seen:
         if not self.many:
             self.values.update(held)
             self.many = len(self.values) > _MOST_VALUES
-        if self.numbers:
-            self._add_numbers([cell.replace(",", ".") for cell in held] if decimal_comma else held)
+        if self.numbers or 2 * self.counted > self.cells - self.missing - len(held):
+            self._add_numbers(held, block, name)
         if not self.numbers:
             self.longest = max(self.longest, max(map(len, held)))
             self.words += sum(len(cell.split()) for cell in held)
             self._add_days(held)
 
-    def _add_numbers(self, held: Sequence[str]) -> None:
-        try:
-            numbers = np.array(list(map(float, held)))
-        except ValueError:
+    def _add_numbers(self, held: Sequence[str], block: Block, name: str) -> None:
+        numbers = np.array([_number_or_nan(cell, block.decimal_comma) for cell in held])
+        finite = np.isfinite(numbers)
+        self.counted += int(finite.sum())
+        if not finite.all():
             self.numbers = False
-            return
-        if not np.isfinite(numbers).all():
-            self.numbers = False
-            return
+            if not self.odd:
+                odd = held[int(np.argmin(finite))]
+                row = [cell.strip() for cell in texts(block.cells[name])].index(odd)
+                self.odd = f"{odd[:40]!r} in {block.line_word} {block.lines[row]}"
+            numbers = numbers[finite]
+            if not numbers.size:
+                return
         self.low = min(self.low, float(numbers.min()))
         self.high = max(self.high, float(numbers.max()))
         self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
@@ -84,7 +94,9 @@ class _Seen:
             self.days[form] = (min(first, min(days)), max(last, max(days)))
 
     def sorted_values(self) -> list[str]:
-        return sorted(self.values, key=float) if self.numbers else sorted(self.values)
+        if not self.numbers:
+            return sorted(self.values)
+        return sorted(self.values, key=lambda cell: number_in(cell, self.decimal_comma))
 
 
 def draft_schema(
@@ -138,7 +150,14 @@ def draft_schema(
 
 def _look_at(block: Block, seen: dict[str, _Seen]) -> None:
     for name, one in seen.items():
-        one.add(texts(block.cells[name]), block.decimal_comma)
+        one.add(block, name)
+
+
+def _number_or_nan(cell: str, decimal_comma: str) -> float:
+    try:
+        return number_in(cell, decimal_comma)
+    except ValueError:
+        return math.nan
 
 
 def _role(key: str, column: str | None, what: str) -> str:
@@ -189,6 +208,14 @@ def _column_lines(one: _Seen) -> list[str]:
         lines = ['kind = "text"', "buckets = 256", "# running text: counts of words in 256 buckets"]
     else:
         lines = ['kind = "ignore"', f"# more than {_MOST_VALUES} different texts: names or codes, perhaps"]
+    held = one.cells - one.missing
+    if not one.numbers and 2 * one.counted > held:
+        if one.many and not one.days:
+            lines = ['kind = "number"', f"range = {_range(one)}   {_MARK}"]
+        lines.append(
+            f"# {one.counted:,} of {held:,} cells are numbers; the first that is not: {one.odd}. "
+            "Mend it, or list it in missing_values"
+        )
     if one.missing and not lines[0].endswith('"ignore"'):
         lines.append(f'missing = "flag"   # some cells are empty; {_MARK.removeprefix("# ")}')
     return lines

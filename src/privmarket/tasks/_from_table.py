@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from privmarket.errors import ConfigurationError, DataError
 from privmarket.tasks._pipeline import Pipeline, fit_pipeline, says_all
 from privmarket.tasks._records import Positions, Records, TaskRecords
-from privmarket.tasks._schema import Schema
+from privmarket.tasks._schema import Schema, toml_key
 from privmarket.tasks._tables import FILE_NAME, Block, FolderTable, Table, read_table, require_column, texts
 
 Progress = Callable[[int, int], None]
@@ -54,7 +54,9 @@ def records_of_files(
     table = read_table(path)
     label = label or known.label.column
     if not label:
-        raise ConfigurationError(f"{path}: which column is the label?", f"give label=… {_some(table)}")
+        raise ConfigurationError(
+            f"{path}: which column is the label?", f"give label=…, --label on the command line {_some(table)}"
+        )
     client = client or known.client
     if isinstance(table, FolderTable):
         if client:
@@ -64,7 +66,9 @@ def records_of_files(
             )
         client = FILE_NAME
     if not client:
-        raise ConfigurationError(f"{path}: which column names the client?", f"give client=… {_some(table)}")
+        raise ConfigurationError(
+            f"{path}: which column names the client?", f"give client=…, --client on the command line {_some(table)}"
+        )
     return records_of_tables(
         table,
         label=label,
@@ -136,8 +140,13 @@ def records_of_tables(
     columns = [name for name in table.columns if name not in aside | ignored]
     for other in (public, test):
         if other is not None:
-            for name in (*columns, label):
-                require_column(other, name, "same inputs and label")
+            require_column(other, label, "label")
+            for name in columns:
+                if name not in other.columns:
+                    raise DataError(
+                        f"{other.name}: no column {name!r}, which {table.name} has",
+                        f'add it, or use it nowhere: in the schema [columns.{toml_key(name)}] kind = "ignore"',
+                    )
 
     seen = _scan(table, client, together or person, progress)
     part = _parts(seen, public_share or 0.0, test_share or 0.0, seed, whole=together is not None)
@@ -360,7 +369,7 @@ def _gathered(table: Table, columns: Sequence[str], chosen: NDArray[np.bool_] | 
             )
     joined = {name: _joined(some) for name, some in parts.items()}
     word = "line" if last is None else last.line_word
-    return Block(table.name, lines, word, joined, last is not None and last.decimal_comma)
+    return Block(table.name, lines, word, joined, "" if last is None else last.decimal_comma)
 
 
 def _joined(parts: Sequence[Sequence[str] | NDArray[np.float64]]) -> Sequence[str] | NDArray[np.float64]:

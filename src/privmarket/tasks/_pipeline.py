@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
 from privmarket.tasks._schema import DATE_FORMATS, MISSING_CELLS, Column, Schema, day_number, is_day, toml_key
-from privmarket.tasks._tables import Block, cell_text, read_table, require_column, texts
+from privmarket.tasks._tables import Block, cell_text, number_in, read_table, require_column, texts
 
 Inputs = NDArray[np.generic]
 # Numbers that are scaled by the public records are cut at this many deviations, so that no outlier outweighs the
@@ -199,6 +199,8 @@ def numbers_of(block: Block, column: str, missing: frozenset[str]) -> NDArray[np
         numbers = cells.astype(np.float64)
     else:
         try:
+            if block.decimal_comma:  # there, "1.5" must not pass for 1.5
+                raise ValueError
             numbers = np.array(list(map(float, cells)))
         except ValueError:
             numbers = np.array([_number(block, row, column, missing) for row in range(len(cells))])
@@ -213,10 +215,14 @@ def _number(block: Block, row: int, column: str, missing: frozenset[str]) -> flo
     text = cell_text(block.cells[column], row).strip()
     if text in missing:
         return math.nan
-    plain = text.replace(",", ".") if block.decimal_comma and "." not in text and text.count(",") == 1 else text
     try:
-        return float(plain)
+        return number_in(text, block.decimal_comma)
     except ValueError:
+        if block.decimal_comma and _is_number(text, ""):
+            raise DataError(
+                f"{block.place(row, column)}: {text!r} has a decimal point, and {block.decimal_comma} a comma",
+                "write the numbers of a file in one way; thousands are read as 1.234,5 or 1.234.567",
+            ) from None
         raise DataError(
             f"{block.place(row, column)}: {text[:40]!r} is no number",
             f'mend it, list it in missing_values, or use kind = "category" for [columns.{toml_key(column)}]',
@@ -476,9 +482,9 @@ def _guessed(schema: Schema, name: str, public: Block | None, missing: frozenset
     return Column("category", values=tuple(values), missing=rule, unknown="zero")
 
 
-def _is_number(cell: str, decimal_comma: bool) -> bool:
+def _is_number(cell: str, decimal_comma: str) -> bool:
     try:
-        float(cell.replace(",", ".") if decimal_comma else cell)
+        number_in(cell, decimal_comma)
     except ValueError:
         return False
     return True
@@ -572,7 +578,7 @@ def _goal(schema: Schema, label: str, goal: str | None, public: Block | None, mi
             f"nothing says whether {label!r} is a class or a number",
             'add to the schema: [label] values = ["no", "yes"] or range = [low, high]',
         )
-    if len(held) == 2 or not all(_is_number(cell, public is not None and public.decimal_comma) for cell in held):
+    if len(held) == 2 or not all(_is_number(cell, "" if public is None else public.decimal_comma) for cell in held):
         return "classification"
     raise ConfigurationError(
         f"the label {label!r} holds numbers: classes or values?",
@@ -587,7 +593,7 @@ def _public_classes(schema: Schema, label: str, public: Block | None, missing: f
         found = f"one class, {next(iter(held))!r}," if held else "no class"
         where = "the public records" if public is not None else schema.source
         raise DataError(f"{where} show {found} of the label {label!r}", "add to the schema: [label] values = […]")
-    if all(_is_number(one, False) for one in held):
+    if all(_is_number(one, "") for one in held):
         return tuple(sorted(held, key=float))
     return tuple(sorted(held))
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +33,10 @@ _BLOCK_ROWS = 2_000  # few enough for their cells to stay in the processor's cac
 _SEPARATORS = ",;\t|"
 _CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".tab")
 _PARQUET_SUFFIXES = (".parquet", ".pq")
+# 1,5 and 1.234,5; and numbers that are read where such stand: with points between thousands, at least twice or
+# before a comma, since 1.234 could mean either.
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
+_WITH_THOUSANDS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+,\d+|(\.\d{3}){2,})")
 FILE_NAME = "\0file"
 """The column of a folder that holds the name of the file a row stands in."""
 
@@ -47,14 +53,14 @@ class Block:
         lines: line (or row) of each row, from 1.
         line_word: "line" of a text file, "row" where there are no lines.
         cells: column → cells.
-        decimal_comma: whether 1,5 may mean 1.5 here.
+        decimal_comma: where the file writes 1,5 for 1.5, the first place that does; else empty.
     """
 
     source: str
     lines: Sequence[int]
     line_word: str
     cells: Mapping[str, Cells]
-    decimal_comma: bool = False
+    decimal_comma: str = ""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -110,6 +116,24 @@ def require_column(table: Table, column: str, what: str) -> None:
 
 def _nearest(column: str, shown: Sequence[str]) -> str:
     return UnknownNameError.among("column", column, shown).hint
+
+
+def number_in(text: str, decimal_comma: object = False) -> float:
+    """The number that a cell holds.
+
+    Args:
+        decimal_comma: whether its file writes 1,5 for 1.5; points then stand between thousands.
+
+    Raises:
+        ValueError: it is no number in the notation of its file.
+    """
+    if decimal_comma:
+        if "." in text:
+            if not _WITH_THOUSANDS.fullmatch(text):
+                raise ValueError(text)
+            text = text.replace(".", "")
+        text = text.replace(",", ".")
+    return float(text)
 
 
 def cell_text(cells: Cells, row: int) -> str:
@@ -203,7 +227,24 @@ class CsvTable:
                 else:
                     turned = list(zip(*rows, strict=True))
                     cells = {name: turned[place] for name, place in zip(columns, at, strict=True)}
-                yield Block(self.name, lines, "line", cells, self.separator != ",")
+                yield Block(self.name, lines, "line", cells, self.decimal_comma)
+
+    @cached_property
+    def decimal_comma(self) -> str:
+        """The first cell that is a number with a decimal comma, and its place; empty where there is none.
+
+        Only looked for where columns are not separated by commas.
+        """
+        if self.separator == ",":
+            return ""
+        with _readable(self.path), self.path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream, delimiter=self.separator, strict=True)
+            next(reader, None)
+            for row in reader:
+                for name, cell in zip(self.header, row, strict=False):
+                    if "," in cell and _DECIMAL_COMMA.fullmatch(cell.strip()):
+                        return f"{cell.strip()!r} in line {reader.line_num}, column {name!r}"
+        return ""
 
     def _whole_rows(self, rows: list[list[str]], lines: Sequence[int]) -> tuple[list[list[str]], list[int]]:
         """Without blank lines; refuses rows of another length."""

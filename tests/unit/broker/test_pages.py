@@ -171,6 +171,12 @@ def test_empty_and_error_states(market: Market, tokens: dict[str, str]) -> None:
     )
     assert bad.status_code == 400
     assert "is not a number" in bad.text
+    for typed, hint in (("5,5", "Write 5.5, with a point"), ("1,000,000", "Write digits, e.g. 0.5")):
+        refused = http.post(
+            f"/rounds/{round_id}/bid", data={"valuation": typed, "epsilon": "1", "key": key(), "mark": good}
+        )
+        assert refused.status_code == 400
+        assert hint in refused.text
     cookie = http.get("/sign-in").request.headers["cookie"]
     assert tokens["seller"] not in cookie  # the session names the token that began it, and never holds it
 

@@ -20,6 +20,7 @@ from privmarket.privacy._statement import rounded_down_percent
 from privmarket.reports import _verdict as said
 from privmarket.reports._federated_report import compared_rows, write_report
 from privmarket.reports._own_records import OwnRecords, own_records_of
+from privmarket.simulation._bidding import asks_sentence
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federation import run
 from privmarket.simulation._result import client_table
@@ -221,6 +222,44 @@ def test_own_records(sums):
         worse = said.headline({"": sums}, own=replace(OWN, accuracy=accuracy))
         assert "no better than your own records alone, so there was nothing to buy here" in worse
     assert ("points better" in headline) == (shown > 0)
+
+
+def test_a_gain_stands_beside_its_error(sums):
+    """Ten points better: beyond chance with a standard error of 4 points, and perhaps chance with one of 6."""
+    beyond = "better than your own records alone (standard error 4.0 points)."
+    within = "which the choice of 360 test records may explain (standard error 6.0 points)."
+    for error, words in ((0.04, beyond), (0.06, within)):
+        own = replace(OWN, accuracy=sums.accuracy - 0.1, gain_error=error)
+        assert words in plain(said.headline({"": sums}, own=own))
+        assert f"has a standard error of {100 * error:.1f} points" in said.uncertainty_sentence(sums, own)
+    assert said.uncertainty_sentence(sums, OWN) == said.sampling_sentence(360, sums.accuracy)
+
+
+def test_what_a_unit_of_epsilon_cost(sums, tmp_path):
+    """Paid, asked and the highest ask, from the rounds' records; too much is said where nobody asks half of it."""
+    sold = sum(sum(record.sold_epsilon.values()) for record in sums.records)
+    paid = sum(record.spent_micro for record in sums.records) / 1e6
+    asks = {name: float(ask) for name, ask in zip(sums.task.clients, sums.types.valuation, strict=True)}
+    asked = sum(asks[name] * epsilon for record in sums.records for name, epsilon in record.sold_epsilon.items())
+    prices = sums.prices
+    assert (prices.paid, prices.asked) == (pytest.approx(paid / sold), pytest.approx(asked / sold))
+    assert prices.highest == max(asks.values())
+    assert not prices.is_too_much
+    assert "Try a smaller budget" not in prices.sentence()
+    dear = run(LOCAL.replace(rounds=1, budget=1e6))
+    assert dear.prices.is_too_much
+    assert "No client asks more than" in dear.prices.sentence()
+    page = write_report(tmp_path / "p.html", {"": dear}, command="").read_text(encoding="utf-8")
+    assert dear.prices.sentence() in page
+
+
+def test_asks_that_nobody_made_are_said_to_be_drawn(sums, tmp_path):
+    drawn = "What clients ask was drawn from Uniform(0, 1), not made by these clients"
+    assert asks_sentence(SUMS).startswith(drawn)
+    assert drawn in write_report(tmp_path / "p.html", {"": sums}, command="").read_text(encoding="utf-8")
+    assert "from past.csv" in asks_sentence(SUMS.replace(scenario="past.csv"))
+    assert "computed from their records" in asks_sentence(SUMS.replace(valuations="measured"))
+    assert asks_sentence(SUMS.replace(bids="a digest")) == asks_sentence(SUMS.replace(mode="no-dp")) == ""
 
 
 def test_how_many_own_records_would_do_as_well():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import click
 import numpy as np
 import pytest
 
+from privmarket.cli import _stopped
 from privmarket.errors import CheckpointError, ConfigurationError, DataError, UnknownNameError
 from privmarket.privacy._wallet_store import MemoryStore
 from privmarket.rounds import MICRO, LocalAuctioneer, hold_auction
@@ -95,8 +99,38 @@ def test_a_checkpoint_cut_short(tmp_path):
 def test_a_checkpoint_of_another_run(tmp_path):
     path = tmp_path / "run.ckpt"
     run(SMALL, checkpoint=path)
-    with pytest.raises(CheckpointError, match="another run"):
-        run(SMALL.replace(budget=6.0), checkpoint=path)
+    other = SMALL.replace(budget=6.0, task="").replace_training(clip_norm=0.7)
+    said = f"another run: budget was {SMALL.budget} and is 6.0; clip_norm was {SMALL.training.clip_norm} and is 0.7"
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        run(other, checkpoint=path)
+    assert SMALL.replace(bids="a").differences(SMALL.to_json()) == ["clients ask otherwise"]
+
+
+def test_a_run_stopped_by_ctrl_c_keeps_all_its_rounds_and_says_where_it_goes_on(tmp_path):
+    def stop(record):
+        if record.number == 2:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "run.ckpt"
+    with pytest.raises(KeyboardInterrupt, match="the same command goes on from round 4"):
+        run(SMALL, checkpoint=path, on_round=stop)
+    assert load_checkpoint(path).data["next_round"] == 3
+    had = []
+    assert same(run(SMALL, checkpoint=path, on_resume=had.append), run(SMALL))
+    assert had == [3]
+    with pytest.raises(KeyboardInterrupt) as bare:
+        run(SMALL, on_round=stop)
+    assert not str(bare.value)
+
+
+def test_what_ctrl_c_says(monkeypatch):
+    abort = click.Abort()
+    abort.__cause__ = KeyboardInterrupt("the same command goes on from round 4")
+    assert _stopped(abort) == "stopped; the same command goes on from round 4"
+    said_by = {"federate": "nothing is kept", "plan": "the same command goes on", "demo": "stopped"}
+    for command, said in said_by.items():
+        monkeypatch.setattr("sys.argv", ["privmarket", command])
+        assert said in _stopped(KeyboardInterrupt())
 
 
 def test_money_adds_up_and_stays_within_the_budget():

@@ -20,6 +20,7 @@ from privmarket.simulation._federation import run
 from privmarket.simulation._own_records import OwnTraining
 from privmarket.simulation._plan import PLANNED_RULES, Options, Planner, RunFigures, rule_choices, run_figures
 from privmarket.simulation._rehearsal import ClientSpread
+from privmarket.simulation._result import UnitPrices
 from privmarket.tasks import Task, score
 
 BASE = FederationConfig(dataset="digits", clients=10, public=40, training=recommended_training("digits"))
@@ -37,6 +38,7 @@ class MadeUpRuns:
         self.calls: list[FederationConfig] = []
         self.most_spent = np.inf
         self.before: float | None = 0.2
+        self.test_error = 0.0
         self.spreads: list[tuple] = []
 
     def spread(self, training, rounds, whitening=None):
@@ -50,7 +52,7 @@ class MadeUpRuns:
 
     def rehearse(self, planner, total, choice):
         found = choice.tuned(replace(BASE.training, server_rate=0.5))
-        key = (total, replace(choice, server_rate=0.0, clip_norm=None, averaging=None))
+        key = (total, replace(choice.untuned(), server_rate=0.0))
         if key not in planner._rehearsed:
             reached = self.score(total, choice.rounds, dict(choice.settings).get("unit_price"))
             planner._rehearsed[key] = (found, -reached)
@@ -62,7 +64,17 @@ class MadeUpRuns:
         total = config.budget * config.rounds
         reached = self.score(total, config.rounds, config.mechanism_settings.get("unit_price"))
         spent = min(0.9 * total, self.most_spent)
-        return RunFigures(reached + 0.001 * config.seed, self.before, spent, total / 10, total / 5, 7.0, 0.1)
+        return RunFigures(
+            score=reached + 0.001 * config.seed,
+            score_before=self.before,
+            gain_error=None if self.before is None else self.test_error,
+            spent=spent,
+            lifetime_epsilon=total / 10,
+            highest_pay=total / 5,
+            sellers_per_round=7.0,
+            seconds=0.1,
+            prices=UnitPrices(0.6, 0.4, 0.9),
+        )
 
 
 @pytest.fixture
@@ -216,6 +228,29 @@ def test_buying_does_not_pay_where_own_records_are_as_good(made_up, tmp_path):
     assert not replace(plan.points[1], gain_deviation=0.002).pays
     made_up.before = None
     assert Planner(BASE, tmp_path / "none", OPTIONS).for_totals([20.0]).worth_buying
+
+
+def test_the_choice_of_test_records_counts_as_chance(made_up, tmp_path):
+    made_up.before = 0.7  # the larger total gives 0.7515
+    made_up.test_error = 0.02
+    plan = Planner(BASE, tmp_path, OPTIONS).for_totals([20.0, 60.0])
+    assert plan.points[1].test_error == pytest.approx(0.02)
+    assert plan.points[1].gain_error == pytest.approx(np.hypot(0.0005, 0.02), rel=1e-6)
+    assert plan.worth_buying
+    made_up.test_error = 0.03
+    assert not Planner(BASE, tmp_path / "near", OPTIONS).for_totals([20.0, 60.0]).worth_buying
+
+
+def test_the_cheapest_total_within_an_error_of_the_best_is_recommended(made_up, tmp_path):
+    """180 gives 0.9, 60 gives 0.75 and 20 gives 0.5, beside 0.2 for nothing."""
+    for error, total in ((0.0, 180.0), (0.1, 180.0), (0.16, 60.0), (0.2, 60.0)):
+        made_up.test_error = error
+        plan = Planner(BASE, tmp_path / f"{error}", OPTIONS).for_totals([20.0, 60.0, 180.0])
+        assert plan.recommended.total == plan.to_json()["recommended_total"] == total
+    made_up.test_error = 0.5
+    plan = Planner(BASE, tmp_path / "none", OPTIONS).for_totals([20.0, 60.0, 180.0])
+    assert plan.recommended is None
+    assert Planner(BASE, tmp_path / "one", OPTIONS).for_totals([20.0]).recommended.total == 20.0
 
 
 def test_a_plan_knows_what_it_tried_and_nothing_more(made_up, tmp_path):
@@ -506,3 +541,52 @@ def test_a_real_plan_on_digits(tmp_path):
 def test_several_totals_are_asked_for_as_money():
     with pytest.raises(ConfigurationError, match="several totals are money"):
         planning.plan("digits", total=[5, 10])
+
+
+def measured_point(seed, slope, folder):
+    """What money buys on a small task, rehearsed on nothing; with slope 0, labels are flipped coins."""
+
+    def drawn(part, rows):
+        rng = np.random.default_rng([seed, part])
+        inputs = rng.normal(size=(rows, 8)).astype(np.float32)
+        return inputs, (rng.random(rows) < 1 / (1 + np.exp(-slope * inputs.sum(axis=1)))).astype(np.int64)
+
+    inputs, labels = drawn(1, 600)
+    names = [f"site {i % 12}" for i in range(600)]
+    task = Task.from_arrays(
+        inputs, labels, clients=names, public=drawn(2, 60), test=drawn(3, 150), classes=2, model="linear"
+    )
+    base = FederationConfig(**settings_of(task), trust="aggregate", wallet=3.0)
+    planner = Planner(base, folder, replace(TINY, price_shares=(0.95,), seeds=(1, 2)), task=task)
+    return planner._point(20.0, [replace(planner.rules[0], rounds=5)])
+
+
+def test_coin_flips_do_not_pay_and_a_signal_does(tmp_path):
+    """A verdict that looks at the seeds alone buys coin flips, because all seeds meet the same test records."""
+    coins = [measured_point(seed, 0.0, tmp_path) for seed in (0, 3, 4, 8)]
+    assert not any(point.pays for point in coins)
+    assert any(replace(point, test_error=0.0).pays for point in coins)
+    assert measured_point(9, 1.0, tmp_path).pays
+
+
+def test_a_second_plan_rehearses_nothing_anew(monkeypatch, tmp_path):
+    base = FederationConfig(**settings_of(own_task()), trust="aggregate")
+    first = Planner(base, tmp_path, TINY, task=own_task()).for_totals([20.0])
+
+    def again(*_, **__):
+        raise AssertionError("rehearsed again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "rehearsed", again)
+        patched.setattr(planning, "StandIn", again)
+        kept = Planner(base, tmp_path, TINY, task=own_task()).for_totals([20.0])
+        assert (kept.points, kept.heterogeneity, kept.tried) == (first.points, first.heterogeneity, first.tried)
+        for other in (
+            Planner(base, tmp_path, TINY, task=own_task(), fixed=("clip_norm",)),
+            Planner(base, tmp_path, replace(TINY, worlds=2), task=own_task()),
+            Planner(base.replace(wallet=1.0), tmp_path, TINY, task=own_task()),
+        ):
+            with pytest.raises(AssertionError, match="rehearsed again"):
+                other.for_totals([20.0])
+    next((tmp_path / "rehearsals").glob("*.json")).write_text("damaged")
+    assert Planner(base, tmp_path, TINY, task=own_task()).for_totals([20.0]).points == first.points

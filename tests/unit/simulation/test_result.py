@@ -8,14 +8,16 @@ import pytest
 import torch
 from tests.unit.simulation.made_tasks import CLIENTS, SLOPE, config_of, made
 from torch import nn
+from typer.testing import CliRunner
 
 import privmarket as pm
+from privmarket.cli import app
 from privmarket.errors import BidError, CheckpointError, ConfigurationError, DataError
 from privmarket.simulation._bidding import AskedPrices
 from privmarket.simulation._federation import run
 from privmarket.simulation._model_file import card_path, load_model
 from privmarket.simulation._result import summarise
-from privmarket.tasks import Task
+from privmarket.tasks import Schema, Task
 
 NAMES = tuple(f"site {i}" for i in range(CLIENTS))
 
@@ -99,7 +101,7 @@ def test_bids_client_by_client(tmp_path):
     ("change", "message"),
     [
         (lambda lines: lines[:-1], "no bid of 'site 11'"),
-        (lambda lines: [*lines, "site 99,1,1,"], "'site 99', who holds no records"),
+        (lambda lines: [*lines, "site 99,1,1,"], r"sellers\.csv: no records are held by 'site 99' \(remove"),
         (lambda lines: [lines[0].replace(",2,", ",2,none"), *lines[1:]], "field wallet: 'none'"),
         (lambda lines: [lines[0].replace(",2,", ",2,-1"), *lines[1:]], "field wallet: '-1'"),
     ],
@@ -143,6 +145,26 @@ def test_a_model_goes_to_a_file_and_back(tmp_path):
     assert card["privacy"]["largest_epsilon"] <= summarise(result)["largest_epsilon_spent"] + 1e-9
     with pytest.raises(DataError, match="trained on arrays"):
         saved.predict_file(tmp_path / "rows.csv")
+
+
+def test_predictions_are_printed_with_the_digits_that_they_have(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [f"s{i % 3},{x:.3f},{20 + 5 * x:.3f}" for i, x in enumerate(rng.normal(size=90))]
+    table = tmp_path / "t.csv"
+    table.write_text("who,x,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    about = {
+        "client": "who",
+        "label": {"column": "y", "range": [0, 40]},
+        "columns": {"x": {"kind": "number", "range": [-4, 4]}},
+    }
+    task = Task.from_csv(table, schema=Schema.from_dict(about, source="s.toml"), test_share=0.2)
+    result = run(config_of(task, trust="local", rounds=1, evaluate_every=1), task=task)
+    model = result.save_model(tmp_path / "m.safetensors")
+    shown = CliRunner().invoke(app, ["predict", str(model), str(table), "--json"])
+    values = [row[1] for row in json.loads(shown.stdout)["rows"]]
+    assert max(len(f"{value}".replace(".", "").lstrip("0")) for value in values) <= 7
+    exact, _ = load_model(model).predict_file(table)
+    np.testing.assert_allclose(values, exact, rtol=1e-6)
 
 
 def test_a_regression_predicts_in_the_unit_of_the_data(tmp_path):

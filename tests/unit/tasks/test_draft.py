@@ -158,3 +158,15 @@ def test_a_date_that_may_be_read_in_two_ways_is_pointed_out(tmp_path):
     mixed = path.read_text("utf-8") + "s0,2023-01-01,1\n"
     path.write_text(mixed, encoding="utf-8")
     assert 'kind = "date"' not in draft_schema(path, label="sick", client="site")
+
+
+def test_a_column_of_numbers_with_an_odd_cell_says_how_many_and_which(tmp_path):
+    path = tmp_path / "odd.csv"
+    rows = [f"s{k % 2};{k},{k % 10};{'no' if k % 3 else 'yes'}" for k in range(80)]
+    rows[40] = "s0;12.34;yes"
+    path.write_text("who;spend;left\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    text = draft_schema(path, label="left", client="who")
+    assert Schema.from_dict(tomllib.loads(text), source="draft").columns["spend"].range == (0, 79.9)
+    assert "# 79 of 80 cells are numbers; the first that is not: '12.34' in line 42. Mend it" in text
+    path.write_text(path.read_text(encoding="utf-8").replace("12.34", "1.234,5"), encoding="utf-8")
+    assert "cells are numbers" not in draft_schema(path, label="left", client="who")

@@ -1,13 +1,13 @@
 """Every score against scikit-learn, with its direction, and what it refuses."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from sklearn import metrics
 
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.tasks import Score, TaskSource, score, score_names
+from privmarket.tasks import Score, Task, TaskSource, score, score_names
 from privmarket.tasks._scores import chosen_scores
 
 
@@ -113,3 +113,52 @@ def test_scores_of_another_goal_and_unknown_ones_are_refused():
         chosen_scores("acuracy", "classification", 2)
     with pytest.raises(ConfigurationError, match="no score"):
         chosen_scores(None, "own", 0)
+
+
+# --- how much of a gain the choice of test records explains
+
+
+def two_models(rng, rows):
+    """(labels, outputs, outputs) of two models that are often right about the same records."""
+    labels = rng.integers(0, 2, rows)
+    common = rng.normal(size=rows) + 1.5 * (labels - 0.5)
+    margins = [common + 0.5 * rng.normal(size=rows), common + 0.4 * labels + 0.7 * rng.normal(size=rows)]
+    return labels, *(np.stack([-margin / 2, margin / 2], axis=1) for margin in margins)
+
+
+def measured_on(labels, score, **changes):
+    rows = np.zeros((len(labels), 2), dtype=np.float32)
+    task = Task.from_arrays(rows, labels, clients=["a", "b"] * (len(labels) // 2), classes=2, test=(rows, labels))
+    return task.replace(score=score, **changes)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auc"])
+def test_the_error_of_a_gain_is_how_much_it_varies_over_test_records(name):
+    rng = np.random.default_rng(0)
+    value = score(name).value
+    gains = []
+    for _ in range(400):
+        labels, before, after = two_models(rng, 300)
+        gains.append(value(after, labels) - value(before, labels))
+    labels, before, after = two_models(np.random.default_rng(1), 300)
+    task = measured_on(labels, name)
+    assert task.gain_error(before, after) == pytest.approx(np.std(gains), rel=0.2)
+    assert task.gain_error(before, before) == 0.0, "the same records for both models"
+
+
+def test_records_of_one_person_are_drawn_together():
+    labels, before, after = two_models(np.random.default_rng(2), 60)
+    ten = [np.repeat(one, 10, axis=0) for one in (labels, before, after)]
+    task = measured_on(ten[0], "accuracy")
+    apart = task.gain_error(*ten[1:])
+    together = task.replace(test=replace(task.test, persons=np.repeat(np.arange(60), 10)))
+    assert together.gain_error(*ten[1:]) == pytest.approx(10**0.5 * apart, rel=0.25)
+
+
+def test_a_score_that_no_draw_of_the_records_has_gives_no_error():
+    _, before, after = two_models(np.random.default_rng(3), 6)
+    task = measured_on(np.array([0, 1] * 3), "accuracy")
+    assert task.gain_error(before, after) is not None
+    assert task.replace(test=None).gain_error(before, after) is None
+    both = task.replace(score=Score("both", lambda outputs, labels: 1 / (len(set(labels.tolist())) - 1)))
+    assert both.gain_error(before, after) == 0.0, "draws without one of the classes are left out"

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from privmarket.errors import DataError
 from privmarket.tasks import Pipeline, Schema, Task, declared_size, read_table
 
 SCHEMA = {
@@ -301,3 +302,38 @@ def test_progress_is_told(tmp_path):
     )
     assert told[:3] == [(2000, 0), (4000, 0), (5000, 0)]
     assert told[-1] == (5000, 5000)
+
+
+# --- how numbers are written
+
+
+def read_numbers(path, *cells, separator=";", other="7"):
+    """The column x of a file with these cells, beside a column of other numbers."""
+    rows = [[f"s{i % 2}", cell, other, "ab"[i % 2]] for i, cell in enumerate(cells)]
+    file = write(path / "numbers.csv", ["who", "x", "z", "y"], rows, separator)
+    schema = {
+        "client": "who",
+        "label": {"column": "y", "values": ["a", "b"]},
+        "columns": {name: {"kind": "number", "range": [-10_000, 10_000]} for name in "xz"},
+    }
+    task = Task.from_csv(file, schema=Schema.from_dict(schema, source="s.toml"))
+    held = dict(zip(task.clients, (iter(task.private.inputs[rows, 0]) for rows in task.slices()), strict=True))
+    return [round(1e4 * float(next(held[f"s{i % 2}"])), 1) for i in range(len(cells))]
+
+
+def test_decimal_commas_where_columns_are_separated_otherwise(tmp_path):
+    written = ["1,5", "-2,25e1", "1.234,5", "1.234.567", "7"]
+    assert read_numbers(tmp_path, *written) == [1.5, -22.5, 1234.5, 10_000.0, 7.0], "the range ends at 10,000"
+    assert read_numbers(tmp_path, "1.5", "2.5", "1.183", "1e3") == [1.5, 2.5, 1.2, 1000.0]
+    assert read_numbers(tmp_path, "1.5", "2.5", separator=",") == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("cell", ["1.183", "38.95", "1.23,4", "12.34.56,7"])
+def test_two_ways_of_writing_numbers_in_a_file_are_refused(tmp_path, cell):
+    """1.183 beside a decimal comma, even one in another column, may be one thousand or one."""
+    for cells, other in ((["1,5", cell], "7"), (["1", cell], "0,5")):
+        with pytest.raises(DataError, match=r"numbers\.csv, line 3, column 'x': ") as said:
+            read_numbers(tmp_path, *cells, other=other)
+        if cell in ("1.183", "38.95"):
+            first = "'1,5' in line 2, column 'x'" if other == "7" else "'0,5' in line 2, column 'z'"
+            assert f"has a decimal point, and {first} a comma" in str(said.value)
