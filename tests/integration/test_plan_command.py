@@ -14,6 +14,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import privmarket as pm
 from privmarket.cli import app
 from privmarket.cli._federate import prepared
 from privmarket.cli._options import parse_settings
@@ -290,3 +291,80 @@ def test_the_printed_line_makes_the_planned_run_on_inputs_as_they_are(shops, tmp
 def test_the_printed_line_makes_the_planned_run_of_a_built_in_set(tmp_path):
     line, _, found = planned(tmp_path, TaskSource(public="40"), clients=8, wallet=1.0)
     assert bought(line, 1) == found[1]
+
+
+def own_records(folder, rows=24):
+    """A file of few records whose labels clearly follow from four numbers, and its schema."""
+    rng = np.random.default_rng(2)
+    inputs = rng.normal(size=(rows, 4))
+    likely = 1 / (1 + np.exp(-2 * inputs @ [1.5, -1.0, 0.5, 0.0]))
+    lines = [
+        ",".join([*(f"{one:.3f}" for one in row), "yes" if label else "no"])
+        for row, label in zip(inputs, rng.random(rows) < likely, strict=True)
+    ]
+    (folder / "ours.csv").write_text("\n".join(["a,b,c,d,ill", *lines]) + "\n")
+    numbers = "".join(f'[columns.{name}]\nkind = "number"\nrange = [-2, 2]\n' for name in "abcd")
+    (folder / "s.toml").write_text(f'label = {{column = "ill", values = ["no", "yes"]}}\n{numbers}')
+
+
+def test_a_plan_from_own_records_alone(tmp_path):
+    """Nobody's private records are anywhere; the plan says so, and ends with what starts the real market."""
+    own_records(tmp_path)
+    asks = "".join(f"s{number},0.{number},2\n" for number in range(1, 9))
+    (tmp_path / "bids.csv").write_text("client,valuation,epsilon\n" + asks)
+    words = ["plan", "--public", "ours.csv", "--schema", "s.toml", "--records", "400", "--bids", "bids.csv"]
+    words += ["--trust", "aggregate", "--money", "30", "--rounds", "3", "--effort", "quick"]
+    first = privmarket(*words, "--json", cwd=tmp_path).end()
+    assert first.returncode == 0, first.stderr
+    made = json.loads(first.stdout)
+    check_fields("plan", made)
+    assert made["score_before_on"] == "cross-validation"
+    assert made["score_before_error"] > 0
+    assert [*made["config"]["training"]]
+    assert "points" not in made
+    assert made["worth_buying"]
+    # The second time everything is on disk.
+    again = privmarket(*words, cwd=tmp_path).end()
+    said = " ".join(again.stdout.split())
+    assert said.startswith("Your own 24 records alone: AUC ")
+    assert "in cross-validation (standard error" in said
+    assert "REHEARSED in made-up worlds, not measured" in said
+    assert "nothing here was measured on anybody's real records" in said
+    (known,) = re.findall(r"^  task = (.*)$", again.stdout, flags=re.M)
+    (server,) = re.findall(r"^  server = (.*)$", again.stdout, flags=re.M)
+    assert known == "pm.Task.from_own_records('ours.csv', records=400, clients=8, schema='s.toml')"
+    chosen = made["rehearsed"][0]["choice"]
+    settings = eval(server.replace("pm.flower.server_app(task=task, ", "dict("), {})
+    for name in ("rounds", "server_rate", "clip_norm", "averaging"):
+        expected = made["config"]["training"][name] if chosen[name] is None else chosen[name]
+        assert settings[name] == expected
+    assert settings["mechanism"] == chosen["rule"]
+    assert settings["trust"] == "aggregate"
+    pm.flower.server_app(task=lambda: None, **settings)  # every setting is one that the app knows
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "0.9"], "--target without the clients' records"),
+        (["--plot", "p.png"], "--plot without the clients' records"),
+        (["--set", "steps=3"], "3 steps a round cannot be rehearsed"),
+    ],
+)
+def test_what_a_plan_from_own_records_cannot_do(tmp_path, words, said):
+    own_records(tmp_path)
+    known = ["plan", "--public", "ours.csv", "--schema", "s.toml", "--records", "200", "--clients", "8"]
+    ended = privmarket(*known, *words, cwd=tmp_path).end()
+    assert ended.returncode == 2
+    assert said in ended.stderr
+
+
+def test_a_run_is_not_simulated_without_the_clients_records(tmp_path):
+    own_records(tmp_path)
+    (tmp_path / "t.py").write_text(
+        "import privmarket as pm\n"
+        "task = pm.Task.from_own_records('ours.csv', schema='s.toml', records=9, clients=3)\n"
+    )
+    ended = privmarket("federate", "--task", "t.py:task", cwd=tmp_path).end()
+    assert ended.returncode == 2
+    assert "a simulated run needs the sellers' records" in ended.stderr

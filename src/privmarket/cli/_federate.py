@@ -239,6 +239,7 @@ def _tuned(
     config: FederationConfig, task: Task, asked: AskedPrices | None, *, fixed: Sequence[str]
 ) -> rehearsal.Tuned | None:
     """The settings chosen on public records, None if documented defaults are used; prints which."""
+    task.require_private_records("a simulated run")
     for line in (*task.describe(), *task.warnings):
         note(line)
     if config.statistics == "none" and task.public is not None:

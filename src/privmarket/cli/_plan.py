@@ -18,7 +18,7 @@ from rich.table import Table
 from privmarket._counted import counted
 from privmarket._files import check_writable
 from privmarket._lazy import late, require
-from privmarket.cli._federate import prepared
+from privmarket.cli._federate import Prepared, prepared, with_training
 from privmarket.cli._options import Json, note, parse_settings, print_json, print_table, takes_settings
 from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError
@@ -29,12 +29,14 @@ from privmarket.simulation._config import DATASETS, FederationConfig, recommende
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
-    from privmarket import secagg
-    from privmarket.simulation import _bidding as bidding, _plan as planning
-    from privmarket.simulation._plan import Plan, Planner, Point
+    from privmarket import secagg, tasks
+    from privmarket.simulation import _bidding as bidding, _federate as entry_point, _plan as planning
+    from privmarket.simulation._plan import Plan, Planner, Point, RehearsedPoint
 else:
     bidding = late("privmarket.simulation._bidding")
+    entry_point = late("privmarket.simulation._federate")
     planning = late("privmarket.simulation._plan")
+    tasks = late("privmarket.tasks")
     secagg = late("privmarket.secagg")
 
 Number = TypeVar("Number", int, float)
@@ -50,6 +52,13 @@ _Training = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A training setting that the plan keeps, e.g. clip_norm=1."),
 ]
+_Records = Annotated[
+    str | None,
+    typer.Option(
+        help="Without the clients' records: how many each declares, one number or a CSV with client and records. "
+        "Then --public FILE is all that is read."
+    ),
+]
 _Plot = Annotated[Path | None, typer.Option(help="Also draw money → score, ε and pay (.png, .svg, .pdf or .html).")]
 
 
@@ -63,6 +72,7 @@ def plan(
     target: Annotated[float | None, typer.Option(help="Find the least money for this score, e.g. 0.95.")] = None,
     total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
     money: _Money = None,
+    records: _Records = None,
     rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 10,30,90.")] = None,
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
     training: _Training = None,
@@ -78,9 +88,14 @@ def plan(
     Spends nobody's money. Says "buy nothing" where buying does not pay. Ends with exit code 1 if no run reaches
     the target, and says what was tried.
 
+    Whoever has none of the clients' records says how many they declare (--records, --clients). Then gains are
+    rehearsed, too, in worlds made up from your own records, and the plan ends with the line for a Flower app.
+
     [bold]Examples[/bold]
 
       privmarket plan --dataset digits --clients 20 --trust aggregate --target 0.85 --effort quick --public 40
+
+      privmarket plan --public ours.csv --label churn --schema s.toml --clients 30 --records 130 --trust aggregate
 
       privmarket plan --data strikes.csv --schema strikes.toml --public-share 0.02 --trust aggregate --plot plan.png
 
@@ -96,14 +111,15 @@ def plan(
     require("torch", "federated")
     given = TaskSource(**source)
     settings = settings | {"mechanism": FederationConfig.mechanism}
-    if not given.is_given and settings["dataset"] in DATASETS:
+    alone = _is_alone(given, records)
+    if not alone and not given.is_given and settings["dataset"] in DATASETS:
         if given.public is None:
             # As many as a client holds, so that settings can be chosen on them.
             usual = planning.usual_public(settings["dataset"], settings["clients"], settings["alpha"])
             given = replace(given, public=str(usual))
         # The training recommended for aggregate trust learns most for little money under local trust, too.
         settings["training"] = recommended_training(settings["dataset"], "aggregate")
-    run = prepared(settings, given, training)
+    run = _prepared_alone(settings, given, str(records), training) if alone else prepared(settings, given, training)
     base = run.config
     totals = planning.checked_totals(_totals(money, total, base))
     planner = planning.Planner(
@@ -115,6 +131,8 @@ def plan(
         workers=workers,
         fixed=tuple(parse_settings(training)),
     )
+    if not planner.measures:
+        _check_alone(target, plot, workers)
     if target is not None:
         planner.check_target(target)
     for line in (*planner.task.describe(), *planner.task.warnings) if run.task is not None else ():
@@ -133,7 +151,10 @@ def plan(
             print_table(_table(made))
             for line in _legend(made, planner):
                 print(line)
-        for line in _advice(made, effort, given):
+        if made.rehearsed:
+            print_table(_rehearsed_table(made))
+        advice = _advice_alone(made, given, records) if made.rehearsed else _advice(made, effort, given)
+        for line in advice:
             print(line)
     if plot is not None and made.points:
         note(f"plot: {write_plan(made, plot)}")
@@ -143,9 +164,93 @@ def plan(
         raise typer.Exit(1)
 
 
+def _is_alone(source: TaskSource, records: str | None) -> bool:
+    """Whether the plan is made from the buyer's own records alone; refuses options that do not fit.
+
+    Raises:
+        ConfigurationError: says what is missing, or what cannot be used.
+    """
+    context = click.get_current_context()
+    named = context.get_parameter_source("dataset") is ParameterSource.COMMANDLINE
+    if records is None:
+        if source.is_given or named or source.public is None or source.public.isdigit():
+            return False
+        raise ConfigurationError(
+            f"--public {source.public} without --data",
+            "say how many records clients declare (--records 130 --clients 30) for a plan from your own records "
+            "alone, or name the table of all clients (--data FILE)",
+        )
+    if source.is_given or named:
+        other = "--dataset" if named else "--data" if source.data is not None else "--task"
+        raise ConfigurationError(
+            f"--records beside {other}, which has the clients' records", f"leave out --records, or {other}"
+        )
+    if source.public is None or source.public.isdigit():
+        raise ConfigurationError("--records without a file of your own records", "name it: --public ours.csv")
+    for name in ("client", "person", "public_share", "test_share"):
+        if getattr(source, name) is not None:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} without --data",
+                "of clients only names and numbers of records are known",
+            )
+    return True
+
+
+def _prepared_alone(
+    settings: dict[str, Any], source: TaskSource, records: str, training: list[str] | None
+) -> Prepared:
+    """The configuration and the task of a plan from the buyer's own records."""
+    asked = None if source.bids is None else bidding.AskedPrices.read(source.bids)
+    if asked is not None:
+        settings = settings | {"bids": asked.digest(), "scenario": str(source.bids)}
+    context = click.get_current_context()
+    typed = context.get_parameter_source("clients") is ParameterSource.COMMANDLINE
+    clients = settings["clients"] if typed else None
+    names = None if asked is None else asked.clients
+    if names is not None and clients not in (None, len(names)):
+        raise ConfigurationError(
+            f"--clients {clients}, and {source.bids} has {counted(len(names), 'client')}", "leave out --clients"
+        )
+    assert source.public is not None
+    task = tasks.Task.from_own_records(
+        source.public,
+        records=int(records) if records.isdigit() else records,
+        clients=clients if names is None else names,
+        label=source.label,
+        test=source.test,
+        schema=source.schema,
+        goal=source.goal,
+        model=source.model,
+        score=source.score,
+    )
+    rest = {name: value for name, value in settings.items() if name not in ("dataset", "clients")}
+    config = FederationConfig(**entry_point.settings_of(task), **rest)
+    return Prepared(with_training(config, training), task, asked)
+
+
+def _check_alone(target: float | None, plot: Path | None, workers: int) -> None:
+    """Refuses options that need scores measured on test records."""
+    if target is not None:
+        raise ConfigurationError(
+            "--target without the clients' records: no score of theirs can be measured",
+            "leave it out, and read the gains of several totals (--money 10,40,160)",
+        )
+    if plot is not None:
+        raise ConfigurationError(
+            "--plot without the clients' records: no score is measured", "leave it out; --json has all figures"
+        )
+    if workers > 1:
+        note("rehearsals use one process")
+
+
 def _expected(planner: Planner, totals: list[float], target: bool) -> int:
     return planning.expected_cells(
-        planner.options, len(totals), len(planner.rules), rehearses=planner.rehearses, target=target
+        planner.options,
+        len(totals),
+        len(planner.rules),
+        rehearses=planner.rehearses,
+        target=target,
+        measures=planner.measures,
     )
 
 
@@ -244,6 +349,7 @@ def _signed(made: Plan, gain: float) -> str:
 def _decimals(made: Plan) -> int:
     """Decimals that all differences of a plan are shown with: three digits of the largest."""
     sizes = [abs(size) for point in made.points for size in (point.gain_error, point.gain or 0.0)]
+    sizes += [abs(size) for one in made.rehearsed for size in (one.rehearsed_deviation, one.rehearsed_gain or 0.0)]
     largest = max(sizes, default=0.0)
     return max(0, 2 - math.floor(math.log10(largest))) if 0.0 < largest < math.inf else 2
 
@@ -257,7 +363,112 @@ def _first_line(made: Plan) -> str:
     if made.score_before is None:
         return "You hold no records of your own: what they would give for nothing is not known (--public)."
     had = counted(made.own_records, "record")
-    return f"Your own {had} alone: {made.score.heading} {made.score.format(made.score_before)}, for nothing."
+    score = made.score.format(made.score_before)
+    if made.score_before_on == "cross-validation":
+        error = made.score_before_error
+        score += f" in cross-validation{'' if error is None else f' (standard error {_bare(made, error)})'}"
+    return f"Your own {had} alone: {made.score.heading} {score}, for nothing."
+
+
+def _rehearsed_table(made: Plan) -> Table:
+    base = made.base
+    title = (
+        f"REHEARSED in made-up worlds, not measured: {base.dataset}, {counted(base.clients, 'client')}, "
+        f"asks from {base.scenario}, {base.trust} trust"
+    )
+    table = Table(title=title)
+    columns = (
+        "money",
+        f"rehearsed gain in {made.score.heading}",
+        "worlds that gain",
+        "lifetime ε ≤",
+        "pay/client",
+        "most",
+        "sellers",
+        "rounds",
+        "a round",
+        "rate",
+    )
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("rule")
+    for point in made.rehearsed:
+        table.add_row(
+            planning.amount(point.total),
+            _rehearsed_gain(made, point),
+            f"{point.worlds_with_gain} of {point.worlds}" if point.worlds else "–",
+            f"{point.lifetime_epsilon:.3g}",
+            f"{point.pay_per_client:,.2f}",
+            f"{point.highest_pay:,.2f}",
+            f"{point.sellers_per_round:.0f}",
+            str(point.choice.rounds),
+            f"{point.budget_per_round:,.3g}",
+            f"{point.choice.server_rate:g}",
+            point.choice.label,
+        )
+    return table
+
+
+def _rehearsed_gain(made: Plan, point: RehearsedPoint) -> str:
+    if point.rehearsed_gain is None:
+        return "–"
+    points = " points" if _is_share(made) else ""
+    return f"{_signed(made, point.rehearsed_gain)} ± {_bare(made, point.rehearsed_deviation)}{points}"
+
+
+# What is known of rehearsed gains; the figures are those of docs/decisions/settings-on-public-records.md.
+_REHEARSED = (
+    "Rehearsed: nothing here was measured on anybody's real records, your own score apart. A gain is the mean "
+    "± the spread over worlds that are made up to look like your records and to be as hard. Real clients may "
+    "differ from you in ways that your records do not show; and what a model like yours cannot express, "
+    "nobody's records teach it. Take it as rough: of 42 such plans beside whole runs, 6 said buy and 2 of "
+    "these gained, a quarter of what was rehearsed in all; 36 said buy nothing, and 21 of these would have "
+    "gained. Buy a little, measure, and plan again."
+)
+
+
+def _advice_alone(made: Plan, source: TaskSource, records: str | None) -> list[str]:
+    """Lines that say what to do with a plan from the buyer's own records alone."""
+    if made.no_gain_because:
+        most = max(made.rehearsed, key=lambda point: point.total)
+        return [
+            f"No gain is stated: {made.no_gain_because}. The settings below are the best of those rehearsed; "
+            "whether they beat your own records, only buying or a plan with the clients' records can say.",
+            *_next_alone(made, most, source, records),
+        ]
+    if not made.worth_buying:
+        most = max(made.rehearsed, key=lambda point: point.total)
+        return [
+            f"Buy nothing: of {counted(len(made.rehearsed), 'total')} up to {planning.amount(most.total)} none "
+            "has a rehearsed gain beyond its spread over worlds.",
+            _REHEARSED,
+        ]
+    best = max(made.rehearsed, key=lambda point: point.rehearsed_gain or 0.0)
+    return [
+        f"For {planning.amount(best.total)}: a rehearsed gain of {_rehearsed_gain(made, best)} over your own "
+        f"records; {_largest_epsilon(made, best)}.",
+        _REHEARSED,
+        *_next_alone(made, best, source, records),
+    ]
+
+
+def _next_alone(made: Plan, point: RehearsedPoint, source: TaskSource, records: str | None) -> list[str]:
+    """Lines of Python that start the real market: the task from one's own records, and a Flower app's server."""
+    if not source.public or records is None:
+        return [_server_app(made.base, point)]
+    given = [repr(source.public), f"records={records if records.isdigit() else repr(records)}"]
+    if records.isdigit():
+        given.append(f"clients={made.base.clients}")
+    for name in ("label", "test", "schema", "goal", "model", "score"):
+        value = getattr(source, name)
+        if value is not None:
+            given.append(f"{name}={value!r}")
+    return [
+        'Next, to buy: the server of a Flower app (docs/how-to/flower.md); with broker="https://…" a broker holds '
+        "the auctions and the money.",
+        f"  task = pm.Task.from_own_records({', '.join(given)})",
+        f"  server = {_server_app(made.base, point)}",
+    ]
 
 
 def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
@@ -294,6 +505,19 @@ def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
 
 def _said(made: Plan, point: Point) -> str:
     """What one total buys, in a sentence."""
+    gained = ""
+    if point.gain is not None:
+        points = " points" if _is_share(made) else ""
+        gained = f" ({_signed(made, point.gain)} ± {_bare(made, point.gain_error)}{points} over your own records)"
+    said = (
+        f"For {planning.amount(point.total)}: {made.score.format(point.score)}{gained} over "
+        f"{counted(point.seeds, 'seed')}; {_largest_epsilon(made, point)}."
+    )
+    return said if point.prices is None else f"{said} {point.prices.sentence()}"
+
+
+def _largest_epsilon(made: Plan, point: Point | RehearsedPoint) -> str:
+    """How much of anybody's privacy a point uses, and on what that rests."""
     largest = f"nobody's lifetime ε above {point.lifetime_epsilon:.3g} at δ = {made.base.delta:g}"
     if point.epsilon_if_others_collude is not None:
         largest += (
@@ -303,15 +527,7 @@ def _said(made: Plan, point: Point) -> str:
         cohorts = secagg.cohorts_of(made.base.clients)
         if cohorts > 1:
             largest += f"; a round in which everybody sells is {cohort_words(cohorts)}"
-    gained = ""
-    if point.gain is not None:
-        points = " points" if _is_share(made) else ""
-        gained = f" ({_signed(made, point.gain)} ± {_bare(made, point.gain_error)}{points} over your own records)"
-    said = (
-        f"For {planning.amount(point.total)}: {made.score.format(point.score)}{gained} over "
-        f"{counted(point.seeds, 'seed')}; {largest}."
-    )
-    return said if point.prices is None else f"{said} {point.prices.sentence()}"
+    return largest
 
 
 def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
@@ -403,12 +619,18 @@ def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list
     if not source.is_given:
         return []
     config = point.choice.config(base, point.total)
-    training = config.training
     if config.statistics != "none":
         return [
             f"on Flower: not this plan. Its {statistics_words(config)}, which pm.flower.server_app does not do. "
             f"A plan with --set clip_norm={_OF_FLOWER:g} leaves inputs as they are and ends with a line for Flower."
         ]
+    return [f"on Flower: {_server_app(base, point)}"]
+
+
+def _server_app(base: FederationConfig, point: Point | RehearsedPoint) -> str:
+    """The server of a Flower app with the settings of a point, inputs as they are."""
+    config = point.choice.config(base, point.total)
+    training = config.training
     given: dict[str, object] = {
         "rounds": config.rounds,
         "budget": float(_budget(config)),
@@ -431,7 +653,7 @@ def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list
     words = [f"{name}={value!r}" for name, value in given.items()]
     if point.choice.settings:
         words.append(f"mechanism_settings={dict(point.choice.settings)!r}")
-    return [f"on Flower: pm.flower.server_app(task=task, {', '.join(words)})"]
+    return f"pm.flower.server_app(task=task, {', '.join(words)})"
 
 
 # A clip norm that suits inputs as they are; what somebody who wants a plan for Flower may keep.

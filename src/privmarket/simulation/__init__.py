@@ -4,7 +4,8 @@ Begin with `federate` (one run from plain arguments) and `plan` (what a model wi
 
 - `federate` → `RunResult`: score, what the buyer's own records give alone, money, records of every round, each
   client's statement, the model, `to_frame`, `plot`.
-- `plan` → `Plan`: money → score, gain, lifetime ε and pay, with the settings that were chosen on public records.
+- `plan` → `Plan`: money → score, gain, lifetime ε and pay, with the settings that were chosen on public records. Of
+  a task without the sellers' records it is rehearsed, and nothing is measured.
   `Planner` makes several plans that share their runs.
 - `FederationConfig` and its `Training`: every setting of a run, checked, as it is stored beside results.
 - `Federation`: a run round by round, for those who want to step it themselves.

@@ -166,6 +166,7 @@ def federate(
     if task is not None:
         for name, value in of_dataset.items():
             raise ConfigurationError(f"{name}={value!r} beside a task", "say it where the task is made")
+        task.require_private_records("a simulated run")
         of_dataset = settings_of(task)
     asked = AskedPrices.read(bids) if isinstance(bids, str | Path) else bids
     if mechanism is None:

@@ -504,6 +504,8 @@ def run(
     Raises:
         KeyboardInterrupt: it was stopped; the message says where it goes on, and the rounds so far are saved.
     """
+    if task is not None:
+        task.require_private_records("a simulated run")
     started = time.perf_counter()
     with Federation(
         config,

@@ -6,14 +6,16 @@ is chosen by cross-validation on the same records; private and test records are 
 are enough: a linear model is fitted to the end with a penalty on its weights; any other module is trained by Adam
 for a number of passes over the records, and stopping early is what holds it back.
 
-`own_records` measures what the buyer had before it bought anything: the best of that model and of ridge, kernel
-ridge and, for classes, logistic regression on the same inputs (tokens are counted for them). Reports state this
-figure first, measured on the same test records as the bought model, so that it shows if buying adds nothing.
+`own_records` measures on test records what the buyer had before it bought anything: the best of that model and of
+ridge, kernel ridge and, for classes, logistic regression on the same inputs (tokens are counted for them). Reports
+state this figure first, measured on the same test records as the bought model, so that it shows if buying adds
+nothing. `cross_validated` says the same of a buyer without test records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from privmarket.errors import DataError
 from privmarket.tasks import own_records_alone
 
 if TYPE_CHECKING:
-    from privmarket.tasks import FittedBaseline, Task
+    from privmarket.tasks import FittedBaseline, Records, Task
     from privmarket.training import PrivateModel
 
 
@@ -94,7 +96,7 @@ class OwnTraining:
         """The strength with the least mean loss on records that were left out, that loss, and their spread."""
         count = labels.shape[0]
         folds = _FOLDS_OF_MANY if self.is_linear and count > _MANY_RECORDS else _FOLDS
-        fold = torch.from_numpy(self._fold_of_each(folds))
+        fold = torch.from_numpy(self.fold_of_each(folds))
         losses = np.zeros(len(self.strengths))
         squares = np.zeros(len(self.strengths))
         for number in range(folds):
@@ -136,7 +138,7 @@ class OwnTraining:
             )
         return public.tensors()
 
-    def _fold_of_each(self, folds: int) -> NDArray[np.int64]:
+    def fold_of_each(self, folds: int) -> NDArray[np.int64]:
         """(public records,) which fold a record is in; all records of a person are in one."""
         assert self.task.public is not None
         persons = self.task.public.persons
@@ -224,6 +226,11 @@ def _fit_linear(
 
 # Models that give no probabilities have no log-loss.
 _NEEDS_PROBABILITIES = ("log-loss",)
+OWN_MODEL = "the task's own model"
+_HAVE_PROBABILITIES = (OWN_MODEL, "logistic regression")
+# How often records are drawn anew for the error of a score, and the random stream of these draws.
+_REDRAWS = 200
+_REDRAWN = 3
 # The output for a class that none of the buyer's records has.
 _NEVER = -1e3
 # Where a record has more inputs than this, only the task's own module is tried.
@@ -262,25 +269,91 @@ def own_records(task: Task, module: nn.Module, *, seed: int = 0) -> OwnRecords |
     if task.public is None or task.test is None:
         return None
     own = task.outputs(module, task.test.inputs)
-    outputs: dict[str, NDArray[np.generic]] = {"the task's own model": own}
-    found = {"the task's own model": task.evaluate(own, task.test)}
-    for baseline in _plain_models(task, seed):
-        outputs[baseline.name] = _outputs(task, baseline)
+    outputs: dict[str, NDArray[np.generic]] = {OWN_MODEL: own}
+    found = {OWN_MODEL: task.evaluate(own, task.test)}
+    for baseline in _plain_models(task, task.public, seed):
+        outputs[baseline.name] = _outputs(task, baseline, task.test)
         scores = task.evaluate(outputs[baseline.name], task.test)
-        if baseline.name != "logistic regression":
+        if baseline.name not in _HAVE_PROBABILITIES:
             scores = {name: value for name, value in scores.items() if name not in _NEEDS_PROBABILITIES}
         found[baseline.name] = scores
     headline = task.score.name
     tried = {name: scores[headline] for name, scores in found.items() if headline in scores}
-    sign = 1.0 if task.score.higher_is_better else -1.0
-    best = max(tried, key=lambda name: sign * tried[name] if np.isfinite(tried[name]) else -np.inf)
+    best = _best_of(task, tried)
     return OwnRecords(len(task.public), best, found[best], tried, outputs[best])
 
 
-def _plain_models(task: Task, seed: int) -> list[FittedBaseline]:
-    """Ridge, kernel ridge and logistic regression on the public records, where they can be fitted."""
-    public = task.public
-    assert public is not None
+@dataclass(frozen=True, eq=False)
+class CrossValidated:
+    """What a buyer's own records say of each other, where there are no test records.
+
+    Attributes:
+        best: name of the model with the best headline score.
+        score: of that model; each record is predicted by a fit that left it out.
+        error: standard error of that score, by drawing records anew.
+        tried: headline score of every model that was tried, by name of the model.
+        outputs: (records, ...) of the task's own model for records that were left out.
+    """
+
+    best: str
+    score: float
+    error: float
+    tried: dict[str, float]
+    outputs: NDArray[np.generic]
+
+
+def cross_validated(task: Task, own: OwnModel, *, seed: int = 0) -> CrossValidated:
+    """The models of `own_records` in cross-validation on the public records.
+
+    Args:
+        own: the task's module trained on the public records; its strength is kept.
+
+    Raises:
+        DataError: the headline score cannot be computed on the public records.
+    """
+    assert task.public is not None
+    training = OwnTraining(task, seed)
+    inputs, labels = task.public.tensors()
+    fold = training.fold_of_each(_FOLDS)
+    found: dict[str, NDArray[np.generic]] = {}
+    folds: dict[str, int] = {}
+    for number in range(_FOLDS):
+        left_out = np.flatnonzero(fold == number)
+        kept = torch.from_numpy(fold != number)
+        some = task.public[left_out]
+        module = training.fit(inputs[kept], labels[kept], own.strength)
+        outputs: dict[str, NDArray[np.generic]] = {OWN_MODEL: task.outputs(module, some.inputs)}
+        for baseline in _plain_models(task, task.public[fold != number], seed):
+            outputs[baseline.name] = _outputs(task, baseline, some)
+        for name, values in outputs.items():
+            folds[name] = folds.get(name, 0) + 1
+            whole = found.setdefault(name, np.zeros((len(fold), *values.shape[1:]), values.dtype))
+            whole[left_out] = values
+    headline = task.score.name
+    tried = {
+        name: task.evaluate(outputs, task.public)[headline]
+        for name, outputs in found.items()
+        if folds[name] == _FOLDS and (name in _HAVE_PROBABILITIES or headline not in _NEEDS_PROBABILITIES)
+    }
+    best = _best_of(task, tried)
+    rng = np.random.default_rng([seed, _REDRAWN])
+    again = []
+    for _ in range(_REDRAWS):
+        rows = rng.integers(0, len(fold), len(fold))
+        with suppress(DataError):  # a class is missing
+            again.append(task.evaluate(found[best][rows], task.public[rows])[headline])
+    error = float(np.std(again, ddof=1)) if len(again) > 1 else float("nan")
+    return CrossValidated(best, tried[best], error, tried, found[OWN_MODEL])
+
+
+def _best_of(task: Task, tried: dict[str, float]) -> str:
+    """The name of the best headline score."""
+    sign = 1.0 if task.score.higher_is_better else -1.0
+    return max(tried, key=lambda name: sign * tried[name] if np.isfinite(tried[name]) else -np.inf)
+
+
+def _plain_models(task: Task, public: Records, seed: int) -> list[FittedBaseline]:
+    """Ridge, kernel ridge and logistic regression on the buyer's records, where they can be fitted."""
     inputs = _plain_inputs(task, public.inputs)
     if task.goal not in ("classification", "regression") or inputs is None or public.labels.ndim != 1:
         return []
@@ -313,10 +386,9 @@ def _plain_inputs(task: Task, inputs: NDArray[np.generic]) -> NDArray[np.generic
     return scaled
 
 
-def _outputs(task: Task, baseline: FittedBaseline) -> NDArray[np.float64]:
-    """The baseline's outputs on the test records, as the task's scores take them."""
-    assert task.test is not None
-    inputs = _plain_inputs(task, task.test.inputs)
+def _outputs(task: Task, baseline: FittedBaseline, records: Records) -> NDArray[np.float64]:
+    """The baseline's outputs on these records, as the task's scores take them."""
+    inputs = _plain_inputs(task, records.inputs)
     assert inputs is not None
     found = baseline.outputs(inputs)
     if task.goal == "regression":

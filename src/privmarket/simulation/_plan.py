@@ -4,6 +4,9 @@ A plan spends nobody's money. Rounds, rule, price, server rate and clip norm are
 own records (`_rehearsal`), never on private ones. The figures come from whole runs with seeds of their own,
 measured on test records, beside what the buyer's own records give for nothing. Every run is kept on disk under a
 digest of its configuration, so a plan that was stopped goes on.
+
+A buyer who holds none of the sellers' records (`Task.from_own_records`) gets the same choices. Nothing can be run
+then, so gains are rehearsed, too, in worlds of their own (`_rehearsed_gain`), and stand under other names.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -40,9 +43,11 @@ from privmarket.simulation._bidding import AskedPrices
 from privmarket.simulation._config import FederationConfig, Training, recommended_training
 from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
-from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, own_records
+from privmarket.simulation._moments import MOST_FREE_INPUTS
+from privmarket.simulation._own_records import FEWEST_RECORDS, OWN_MODEL, OwnModel, OwnTraining, own_records
 from privmarket.simulation._pool import builtin_task, process_context
 from privmarket.simulation._rehearsal import StandIn, free_whitening, rehearsed
+from privmarket.simulation._rehearsed_gain import GAIN_WORLDS, GainRehearsal, MarketAlone
 from privmarket.simulation._result import UnitPrices
 from privmarket.tasks import task as builtin
 from privmarket.training import one_thread
@@ -151,6 +156,7 @@ class Options:
         heterogeneities: values of H for rules that need one, where it is not measured.
         seeds: of the runs that the figures come from.
         worlds: how many made-up worlds a rehearsal takes place in.
+        gain_worlds: in how many further ones gains are rehearsed, where the sellers' records are not here.
     """
 
     rounds: tuple[int, ...] = (5, 15, 50)
@@ -158,13 +164,16 @@ class Options:
     heterogeneities: tuple[float, ...] = (0.3, 1.0)
     seeds: tuple[int, ...] = (1, 2, 3)
     worlds: int = 6
+    gain_worlds: int = GAIN_WORLDS
 
     def __post_init__(self) -> None:
         for name in ("rounds", "seeds"):
             if not getattr(self, name):
                 raise ConfigurationError(f"plan: no {name} to try", "give at least one")
-        if self.worlds < 1:
-            raise ConfigurationError(f"plan: {self.worlds} worlds to rehearse in", "give at least 1")
+        if min(self.worlds, self.gain_worlds) < 1:
+            raise ConfigurationError(
+                f"plan: {min(self.worlds, self.gain_worlds)} worlds to rehearse in", "give at least 1"
+            )
         if min(self.rounds) < 1 or {*SEARCH_SEEDS} & {*self.seeds} or min(self.seeds) < 0:
             raise ConfigurationError(
                 f"plan: rounds {list(self.rounds)}, seeds {list(self.seeds)}",
@@ -225,12 +234,19 @@ def rule_choices(
     return found
 
 
-def expected_cells(options: Options, totals: int, rules: int, *, rehearses: bool, target: bool = False) -> int:
-    """About how many rehearsals and runs a plan for so many totals makes; for a target, more totals are tried."""
+def expected_cells(
+    options: Options, totals: int, rules: int, *, rehearses: bool, target: bool = False, measures: bool = True
+) -> int:
+    """About how many rehearsals and runs a plan for so many totals makes; for a target, more totals are tried.
+
+    Args:
+        measures: whether figures come from runs; else each total has a rehearsed gain.
+    """
     totals += REFINEMENTS if target else 0
     search = rules + len(options.rounds)
     near = min(3, len(options.rounds)) + min(2, rules - 1)
-    return (search + (totals - 1) * near if rehearses else 0) + totals * len(options.seeds)
+    figures = totals * len(options.seeds) if measures else totals + GainRehearsal.steps
+    return (search + (totals - 1) * near if rehearses else 0) + figures
 
 
 @dataclass(frozen=True)
@@ -313,6 +329,49 @@ class Point:
 
 
 @dataclass(frozen=True)
+class RehearsedPoint:
+    """One row of a plan without the sellers' records: what a total of money gives in worlds made up from one's own.
+
+    None of its figures is measured on anybody's real records. Money and ε are those of the market's rules for
+    these declared sizes; they do not depend on records.
+
+    Attributes:
+        rehearsed_gain: mean over worlds of the score after the market over the score of the buyer's own model
+            there, above 0 for better, less what another free model is better than that one on the buyer's real
+            records; None where worlds cannot say, see `Plan.no_gain_because`.
+        rehearsed_deviation: standard deviation of the gain over worlds.
+        worlds: in how many the score could be computed.
+        worlds_with_gain: in how many of them the gain is above 0.
+        score_in_worlds, score_before_in_worlds: means after and before; of worlds, not of any real records.
+        total, choice, budget_per_round, spent, lifetime_epsilon, pay_per_client, highest_pay, sellers_per_round,
+            epsilon_if_others_collude: as in `Point`, for one draw of what clients ask.
+    """
+
+    total: float
+    choice: Choice
+    budget_per_round: float
+    rehearsed_gain: float | None
+    rehearsed_deviation: float
+    worlds: int
+    worlds_with_gain: int
+    score_in_worlds: float | None
+    score_before_in_worlds: float | None
+    spent: float
+    lifetime_epsilon: float
+    pay_per_client: float
+    highest_pay: float
+    sellers_per_round: float
+    epsilon_if_others_collude: float | None = None
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the gain is beyond its spread over worlds; None where there is no gain to state."""
+        if self.rehearsed_gain is None:
+            return None
+        return self.rehearsed_gain > max(1e-4, self.rehearsed_deviation)
+
+
+@dataclass(frozen=True)
 class TriedSettings:
     """What the rehearsals and runs of a plan differed in.
 
@@ -339,6 +398,10 @@ class Plan:
         score: what is measured.
         own_records: how many records the buyer holds.
         score_before: mean score of these alone; None without any.
+        score_before_on: "test records", or "cross-validation" where there are none; None without a score.
+        score_before_error: standard error of a cross-validated score; None otherwise.
+        rehearsed: instead of `points`, where the sellers' records are not here.
+        no_gain_because: why rehearsals cannot say a gain for this task; empty if they can.
         target: the score asked for; `chosen` is the cheapest point that reaches it, or the point of the total asked
             for, or None. Where `score_before` reaches the target there are no points: nothing needs to be bought.
         cells, computed: how many runs the plan uses, and how many of these this call made; the others were on disk.
@@ -357,6 +420,10 @@ class Plan:
     computed: int
     heterogeneity: float | None = None
     tried: TriedSettings = TriedSettings()
+    score_before_on: str | None = None
+    score_before_error: float | None = None
+    rehearsed: tuple[RehearsedPoint, ...] = ()
+    no_gain_because: str = ""
 
     @property
     def reached(self) -> bool:
@@ -370,8 +437,15 @@ class Plan:
         return self.target is not None and had is not None and self.score.gain(self.target, had) >= 0
 
     @property
-    def worth_buying(self) -> bool:
-        """Whether buying beats the buyer's own records by more than chance at some total of the plan."""
+    def worth_buying(self) -> bool | None:
+        """Whether buying beats the buyer's own records by more than chance at some total of the plan.
+
+        Of a plan without the sellers' records: whether a rehearsed gain is beyond its spread over worlds; None if
+        rehearsals cannot say.
+        """
+        if self.rehearsed:
+            said = [point.pays for point in self.rehearsed]
+            return None if None in said else any(said)
         return any(point.pays for point in self.points)
 
     @property
@@ -392,18 +466,26 @@ class Plan:
         return min((point for point in paying if (point.gain or 0.0) >= least), key=lambda point: point.total)
 
     def to_json(self) -> dict[str, object]:
-        """The plan as JSON data."""
+        """The plan as JSON data; `rehearsed` instead of `points` where the sellers' records are not here."""
+        rows: dict[str, object] = {"points": [asdict(point) for point in self.points]}
+        if self.rehearsed:
+            rows = {
+                "rehearsed": [asdict(point) for point in self.rehearsed],
+                "no_gain_because": self.no_gain_because or None,
+            }
         return {
             "score_name": self.score.name,
             "better": self.score.direction,
             "own_records": self.own_records,
             "score_before": self.score_before,
+            "score_before_on": self.score_before_on,
+            "score_before_error": self.score_before_error,
             "worth_buying": self.worth_buying,
             "target": self.target,
             "reached": self.reached,
             "chosen": None if self.chosen is None else asdict(self.chosen),
             "recommended_total": None if self.recommended is None else self.recommended.total,
-            "points": [asdict(point) for point in self.points],
+            **rows,
             "heterogeneity": self.heterogeneity,
             "tried": asdict(self.tried),
             "cells": self.cells,
@@ -414,6 +496,8 @@ class Plan:
     def to_frame(self) -> pandas.DataFrame:
         """One row per total of money: score, gain, lifetime ε, pay, and the chosen settings; needs pandas."""
         require("pandas", "pandas")
+        if self.rehearsed:
+            return pandas.DataFrame([self._rehearsed_row(point) for point in self.rehearsed])
         rows = [
             {
                 "money": point.total,
@@ -437,11 +521,30 @@ class Plan:
         ]
         return pandas.DataFrame(rows)
 
+    def _rehearsed_row(self, point: RehearsedPoint) -> dict[str, object]:
+        row = {name: value for name, value in asdict(point).items() if name not in ("total", "choice")}
+        return {
+            "money": point.total,
+            **row,
+            "rounds": point.choice.rounds,
+            "rule": point.choice.label,
+            "server_rate": point.choice.server_rate,
+            "clip_norm": point.choice.training(self.base.training).clip_norm,
+            "aggregation": point.choice.aggregation or self.base.aggregation,
+        }
+
     def plot(self, path: str | Path | None = None) -> Figure:
         """Score, largest lifetime ε and pay over money; saved to `path` if given. Needs matplotlib.
 
         The band is the range of the score over seeds. For a plan with one total a sentence is drawn instead.
+
+        Raises:
+            ConfigurationError: no score was measured, because the sellers' records are not here.
         """
+        if self.rehearsed:
+            raise ConfigurationError(
+                "a plan without the sellers' records has no measured scores to draw", "use to_frame()"
+            )
         if len(self.points) == 1:
             figure = new_figure(7.0, 1.2)
             words = "\n".join(textwrap.wrap(self.sentence(), 95))
@@ -514,6 +617,9 @@ class Plan:
             best = max(self.points, key=lambda point: self.score.gain(0.0, point.score))
             said += f", best of {counted(len(self.points), 'total')} {self.score.format(best.score)}"
             said += f" for {amount(best.total)}"
+        if self.rehearsed:
+            said += f", {counted(len(self.rehearsed), 'total')} rehearsed, "
+            said += {True: "worth buying", False: "buy nothing", None: "no gain known"}[self.worth_buying]
         if self.target is not None:
             reached = "not reached" if self.chosen is None else f"for {amount(self.chosen.total)}"
             if self.own_records_suffice:
@@ -565,6 +671,7 @@ class Searched:
     losses: dict[tuple[str, int], float]
 
 
+AnyPoint = TypeVar("AnyPoint", Point, RehearsedPoint)
 OnCell = Callable[[int, str], None]
 """Called with how many more rehearsals or runs are done, and with what was done last."""
 
@@ -605,7 +712,8 @@ def plan(
 
     Rounds, budget a round, rule, price, server rate, clip norm, averaging and, under local trust, the weights of
     updates are chosen by rehearsals on the public records alone. The figures come from whole runs of the market
-    with other seeds, measured on test records.
+    with other seeds, measured on test records. Of a task without the sellers' records (`Task.from_own_records`)
+    nothing can be run, and `Plan.rehearsed` says what rehearsals gained in made-up worlds.
 
     >>> import privmarket as pm
     >>> plan = pm.plan("breast-cancer", total=5, rounds=[5], effort="quick", trust="aggregate")
@@ -634,8 +742,8 @@ def plan(
         on_cell: called after every rehearsal and run, with how many were done and what was done last.
 
     Raises:
-        ConfigurationError: target and total are both given, the total is not a number, or a setting of `dataset`
-            stands beside a task.
+        ConfigurationError: target and total are both given, the total is not a number, a setting of `dataset`
+            stands beside a task, or a target is asked for without the sellers' records.
     """
     if target is not None and total is not None:
         raise ConfigurationError("target and total exclude each other", "give one of them")
@@ -741,16 +849,56 @@ class Planner:
         self._computed = 0
         # Seed → the model of the buyer's own records, which no choice of a plan changes.
         self._own: dict[int, OwnModel] = {}
+        self._gains: GainRehearsal | None = None
+        if not self.measures:
+            self._require_rehearsals()
         self._pool: ProcessPoolExecutor | None = None
         # A saved run is used only with the same past bids and the same version of this package. The task need not
         # be named here: it is part of the run's configuration.
         past = Path(base.scenario)
         self._stands_on = __version__ + (hashlib.sha256(past.read_bytes()).hexdigest() if past.is_file() else "")
 
+    @property
+    def measures(self) -> bool:
+        """Whether figures come from whole runs; else, without the sellers' records, all are rehearsed."""
+        return self.task.has_private_records
+
+    def _require_rehearsals(self) -> None:
+        """Refuses, before anything is rehearsed, what cannot be planned without the sellers' records.
+
+        Raises:
+            ConfigurationError: see the message.
+        """
+        public = self.task.public
+        held = 0 if public is None else len(public)
+        if held < FEWEST_RECORDS:
+            raise ConfigurationError(
+                f"{held} records of your own, and none of the sellers'",
+                f"give at least {FEWEST_RECORDS} of your own",
+            )
+        if self.base.training.steps != 1:
+            raise ConfigurationError(
+                f"{self.base.training.steps} steps a round cannot be rehearsed", "use one step a round"
+            )
+        if self.base.statistics != "none":
+            raise ConfigurationError(
+                f"statistics={self.base.statistics!r} in a plan without the sellers' records",
+                "leave it out: a Flower app trains on inputs as they are",
+            )
+        # What is chosen is what a Flower app can do, and it has no whitening.
+        self.fixed = (*self.fixed, "statistics")
+        if self.task.goal != "own":
+            # So a score that cannot be computed is found now.
+            assert public is not None
+            outputs = self.task.outputs(self.task.build_model(), public.inputs)
+            self.task.evaluate(outputs, public)
+
     def for_totals(self, totals: Sequence[float]) -> Plan:
         """A point for every total, settings chosen for each."""
+        if not self.measures:
+            return self._rehearsed_plan(checked_totals(totals))
         with self._processes():
-            points = self._points(checked_totals(totals))
+            points = self._points(checked_totals(totals), self._point)
         chosen = points[0] if len(points) == 1 else None
         return self._plan(points, None, chosen)
 
@@ -759,12 +907,17 @@ class Planner:
 
         Where the buyer's own records reach it already, nothing is rehearsed or run, and there are no points.
         """
+        if not self.measures:
+            raise ConfigurationError(
+                f"a target of {target:g} without the sellers' records: no score of theirs can be measured",
+                "leave the target out, and read the gains of several totals",
+            )
         self.check_target(target)
         before = self.score_of_own_records()
         if before is not None and self.task.score.gain(target, before) >= 0:
             return replace(self._plan([], target, None), score_before=before)
         with self._processes():
-            points = self._points(checked_totals(totals))
+            points = self._points(checked_totals(totals), self._point)
             self._reach_for(target, points)
             good = [point for point in points if self._reaches(point, target)]
             if not good:
@@ -774,7 +927,7 @@ class Planner:
                 below = [point.total for point in points if point.total < best.total]
                 if not below:
                     break
-                tried = self._beside(best, float(np.sqrt(max(below) * best.total)))
+                tried = self._point(float(np.sqrt(max(below) * best.total)), self._beside(best))
                 points.append(tried)
                 if self._reaches(tried, target):
                     good.append(tried)
@@ -824,7 +977,7 @@ class Planner:
             if not self._reaches(lowest, target) if reached else highest.spent < 0.5 * highest.total:
                 return
             edge, factor = (lowest, 1.0 / _FACTOR_BEYOND) if reached else (highest, _FACTOR_BEYOND)
-            points.append(self._beside(edge, edge.total * factor))
+            points.append(self._point(edge.total * factor, self._beside(edge)))
 
     @contextmanager
     def _processes(self) -> Iterator[None]:
@@ -865,13 +1018,97 @@ class Planner:
             cells=len(self._seen),
             computed=self._computed,
             heterogeneity=self.heterogeneity,
+            score_before_on="test records" if before else None,
             tried=TriedSettings(
                 rounds=tuple(sorted({choice.rounds for choice in choices})),
                 server_rates=tuple(sorted({choice.server_rate for choice in choices})),
                 rules=len({choice.label for choice in choices}),
                 rehearsals=len(self._rehearsed),
-                seeds=len(self.options.seeds),
+                seeds=len(self.options.seeds) if self.measures else 0,
             ),
+        )
+
+    def _rehearsed_plan(self, totals: list[float]) -> Plan:
+        """A plan without the sellers' records: what rehearsals choose, and what they gain in further worlds."""
+        with one_thread():
+            self._gains = GainRehearsal(
+                self.task,
+                skew=self.base.alpha,
+                worlds=self.options.gain_worlds,
+                on_step=lambda: self.on_cell(1, "made worlds as hard as your records"),
+            )
+            own = self._gains.own
+            before = own.score
+            on = "cross-validation"
+            error: float | None = own.error
+            if self.task.test is not None:
+                tested = own_records(self.task, self._gains.own_model.module, seed=SEARCH_SEEDS[0])
+                assert tested is not None
+                before = tested.scores[self.task.score.name]
+                on = "test records"
+                error = None
+        points = self._points(totals, self._rehearsed_point)
+        return replace(
+            self._plan([], None, None),
+            rehearsed=tuple(points),
+            score_before=before,
+            score_before_on=on,
+            score_before_error=error,
+            no_gain_because=self._no_gain_because,
+        )
+
+    @property
+    def _no_gain_because(self) -> str:
+        """Why worlds cannot say a gain of this task; empty if they can."""
+        if self.task.goal == "own":
+            return "labels of worlds can be drawn for classes and numbers only, and this task has a loss of its own"
+        if not self._stand_in.draws_inputs:
+            return (
+                "worlds hold as many records as sellers do only for a linear model of at most "
+                f"{MOST_FREE_INPUTS:,} numbers; elsewhere stand-in sellers share your own inputs, and a gain "
+                "among these says little"
+            )
+        return ""
+
+    def _rehearsed_point(self, total: float, choices: Sequence[Choice]) -> RehearsedPoint:
+        choice = self._best_priced(total, choices)
+        config = choice.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
+        gains = self._gains
+        assert gains is not None
+        kept = self._kept(config.to_json(), "gain", gains.key)
+        with one_thread():
+            market = MarketAlone(config, task=self.task, asked=self.asked, own_model=gains.own_model)
+            paid = market.figures()
+            scores = None
+            if not self._no_gain_because:
+                scores = _read_scores(kept)
+                if scores is None:
+                    scores = gains.scores(market)
+                    write_atomically(kept, json.dumps({"scores": scores.tolist()}) + "\n")
+        self.on_cell(1, f"rehearsed the gain for {amount(total)}")
+        found = np.zeros((0, 2)) if scores is None else scores[np.isfinite(scores).all(axis=1)]
+        gained = np.array([self.task.score.gain(had, got) for had, got in found.tolist()])
+        own = gains.own
+        other = max(0.0, self.task.score.gain(own.tried[OWN_MODEL], own.score))
+        if not paid.spent:  # nothing is bought, so nothing changes
+            gained = np.zeros(1)
+            other = 0.0
+        return RehearsedPoint(
+            total=total,
+            choice=choice,
+            budget_per_round=total / choice.rounds,
+            rehearsed_gain=float(gained.mean()) - other if gained.size else None,
+            rehearsed_deviation=_deviation(gained),
+            worlds=len(found),
+            worlds_with_gain=int((gained - other > 0).sum()),
+            score_in_worlds=float(found[:, 1].mean()) if len(found) else None,
+            score_before_in_worlds=float(found[:, 0].mean()) if len(found) else None,
+            spent=paid.spent,
+            lifetime_epsilon=paid.lifetime_epsilon,
+            pay_per_client=paid.spent / len(self.task.clients),
+            highest_pay=paid.highest_pay,
+            sellers_per_round=paid.sellers_per_round,
+            epsilon_if_others_collude=paid.epsilon_if_others_collude,
         )
 
     def _distribution(self) -> Distribution:
@@ -925,20 +1162,23 @@ class Planner:
         text = json.dumps(about, sort_keys=True) + self._stands_on
         return self.folder / "rehearsals" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
-    def _points(self, totals: list[float]) -> list[Point]:
+    def _points(self, totals: list[float], point: Callable[[float, Sequence[Choice]], AnyPoint]) -> list[AnyPoint]:
         """A point for each total.
 
         Settings are searched widely at the middle total. At every other one, only choices near those of the
         nearest total that is done are tried.
+
+        Args:
+            point: makes the point of a total from the choices that are to be tried for it.
         """
         middle = totals[len(totals) // 2]
         self._prepare(middle)
         anchor = self._search(middle)
-        points = {middle: self._point(middle, [anchor])}
+        points = {middle: point(middle, [anchor])}
         for total in sorted(totals, key=lambda t: abs(np.log(t / middle))):
             if total not in points:
                 nearest = min(points, key=lambda t: abs(np.log(t / total)))
-                points[total] = self._beside(points[nearest], total)
+                points[total] = point(total, self._beside(points[nearest]))
         return [points[total] for total in totals]
 
     def _measured_heterogeneity(self, total: float) -> float:
@@ -971,8 +1211,8 @@ class Planner:
         best = self._best_priced(total, [replace(rule, rounds=rounds) for rule in self.rules])
         return self._best(total, [replace(best, rounds=other) for other in self.options.rounds])
 
-    def _beside(self, point: Point, total: float) -> Point:
-        """A point for another total: the known one's choice and its neighbours in rounds and rules."""
+    def _beside(self, point: Point | RehearsedPoint) -> list[Choice]:
+        """What to try for another total: the known one's choice and its neighbours in rounds and rules."""
         choice = point.choice
         allowed = sorted(self.options.rounds)
         at = allowed.index(choice.rounds)
@@ -980,7 +1220,7 @@ class Planner:
         rule = [other.label for other in self.rules].index(choice.label)
         for other in (*self.rules[max(rule - 1, 0) : rule], *self.rules[rule + 1 : rule + 2]):
             found.append(replace(other, rounds=choice.rounds, server_rate=choice.server_rate))
-        return self._point(total, found)
+        return found
 
     def _best_priced(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The best choice; while its price is the lowest or the highest of the options, one beyond it is added."""
@@ -1165,6 +1405,14 @@ def checked_totals(totals: Sequence[float]) -> list[float]:
     if not totals or not all(0 < total < np.inf for total in totals):
         raise ConfigurationError(f"money to plan for: {list(totals)}", "give totals above 0, e.g. 100,500,2000")
     return sorted({float(total) for total in totals})
+
+
+def _read_scores(path: Path) -> np.ndarray | None:
+    try:
+        scores = np.array(json.loads(path.read_text(encoding="utf-8"))["scores"], dtype=np.float64)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return scores if scores.ndim == 2 else None
 
 
 def _deviation(values: np.ndarray) -> float:

@@ -19,7 +19,8 @@ share four fifths of the same. Sellers differ in their mix of labels, by a Diric
 sellers may differ in other ways.
 
 - `tuned_settings` chooses server rate, clip norm, averaging and the weights of updates for one run.
-- `StandIn` holds the worlds; `first_round` says which noise and which sellers a run's auction would give.
+- `StandIn` holds the worlds; `_rehearsed_gain` measures scores in further ones. `first_round` says which noise and
+  which sellers a run's auction would give.
 - `ClientSpread` and `measure_spread` measure H: the harm of buying from some clients only, against that of noise.
 """
 
@@ -36,7 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, DataError
 from privmarket.simulation._checkpoint import RunState
 from privmarket.simulation._config import FederationConfig, Training, whitened_training
 from privmarket.simulation._federation import Federation, SimulatedClients
@@ -51,7 +52,7 @@ from privmarket.simulation._own_records import (
     trained_linear,
 )
 from privmarket.simulation._server import ServerState, seller_weights
-from privmarket.tasks import Task
+from privmarket.tasks import Records, Task
 from privmarket.training import ClientRecords, PrivateModel, clipped_sums, one_thread
 
 if TYPE_CHECKING:
@@ -369,17 +370,29 @@ class StandIn:
         clients: how many stand-in sellers there are.
         skew: concentration of their Dirichlet mixes of labels; small is skewed.
         worlds: how many.
+        contrasts: (worlds,) by how much each truth's differences between records are stretched; 1 for all unless
+            given. With 0 inputs say nothing about labels.
+        own: the task's module trained on the public records, if it was trained before.
     """
 
     def __init__(
-        self, task: Task, *, clients: int, skew: float = SKEW, worlds: int = WORLDS, seed: int = 0
+        self,
+        task: Task,
+        *,
+        clients: int,
+        skew: float = SKEW,
+        worlds: int = WORLDS,
+        seed: int = 0,
+        contrasts: Sequence[float] | None = None,
+        own: OwnModel | None = None,
     ) -> None:
         self.task = task
         self.seed = seed
         self._training = OwnTraining(task, seed)
-        self.own: OwnModel = self._training.own_model()
+        self.own: OwnModel = self._training.own_model() if own is None else own
         self.model = PrivateModel(task.build_model(seed), task.loss)
-        self._worlds = [self._world(number) for number in range(worlds)]
+        stretched = [1.0] * worlds if contrasts is None else contrasts
+        self._worlds = [self._world(number, stretched[number]) for number in range(worlds)]
         self._mapped: list[tuple[_World, Whitening | None]] = []
         groups = len(self._worlds[0].sizes)
         shares = np.array(self._worlds[0].sizes, dtype=np.float64)
@@ -599,6 +612,40 @@ class StandIn:
             found.append(self._played(number, world, plans, rounds, noise, group_weights, held))
         return [float(mean) for mean in np.mean(found, axis=0)]
 
+    def scores(
+        self,
+        training: Training,
+        rounds: int,
+        noise: float,
+        seller_weights: Array,
+        whitening: Whitening | None = None,
+    ) -> Array:
+        """(worlds, 2): the headline score before and after a market with these settings.
+
+        It is measured on inputs that nobody holds.
+
+        NaN in a world where the score cannot be computed (AUC if a class is missing there).
+
+        Args:
+            noise, seller_weights: as for `rehearse`.
+        """
+        groups = self.group_weights(seller_weights)
+        held = self.held_share(seller_weights)
+        found = []
+        for number, (world, one) in enumerate(self._seen_through(whitening)):
+            plan = training if one is None else one.training(training, self.task)
+            (after,) = self._trained(number, world, [plan], rounds, noise, groups, held)
+            found.append([self._score(world, world.start), self._score(world, after)])
+        return np.array(found, dtype=np.float64)
+
+    def explained_before(self) -> float:
+        """What the buyer's own models explain, as a share of the loss of a constant; the mean over worlds."""
+        found = []
+        for world in self._worlds:
+            outputs = self.task.outputs(self.model.load(world.start), world.checked_inputs.numpy())
+            found.append(explained(self.task, outputs, world.checked_labels.numpy()).mean())
+        return float(np.mean(found))
+
     def _seen_through(self, whitening: Whitening | None) -> list[tuple[_World, Whitening | None]]:
         """The worlds with their inputs mapped, and with starting weights that give the same outputs for them.
 
@@ -610,7 +657,7 @@ class StandIn:
         if not self._mapped:
             for world in self._worlds:
                 own = world.own_inputs.flatten(1).double().numpy()
-                one = Whitening(free_moments(self.task, own)) if self._draws_inputs else whitening
+                one = Whitening(free_moments(self.task, own)) if self.draws_inputs else whitening
                 mapped = replace(
                     world,
                     inputs=one.of(world.inputs),
@@ -631,6 +678,20 @@ class StandIn:
         held: float,
     ) -> list[float]:
         """The loss of each plan in one world; all plans meet the same noise."""
+        ends = self._trained(number, world, plans, rounds, noise, group_weights, held)
+        return [self._loss(world, weights) for weights in ends]
+
+    def _trained(
+        self,
+        number: int,
+        world: _World,
+        plans: Sequence[Training],
+        rounds: int,
+        noise: float,
+        group_weights: Array,
+        held: float,
+    ) -> list[Tensor]:
+        """(parameters,) that each plan ends with in one world."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _NOISE)
         records = world.held_by_sellers(held)
         layer = _LinearRecords.of(self.model, records)
@@ -650,7 +711,17 @@ class StandIn:
             for place, (plan, total) in enumerate(zip(plans, sums, strict=True)):
                 update = plan.local_rate * (total / (plan.clip_norm * sum(records.sizes)) + drawn)
                 states[place] = states[place].moved(update.numpy(), plan, done / rounds)
-        return [self._loss(world, state.tested(plan)) for state, plan in zip(states, plans, strict=True)]
+        return [state.tested(plan) for state, plan in zip(states, plans, strict=True)]
+
+    def _score(self, world: _World, weights: Tensor) -> float:
+        """The headline score on the inputs that nobody holds; NaN where it cannot be computed."""
+        records = Records(world.checked_inputs.numpy(), world.checked_labels.numpy())
+        try:
+            return self.task.evaluate(self.task.outputs(self.model.load(weights), records.inputs), records)[
+                self.task.score.name
+            ]
+        except DataError:
+            return np.nan
 
     def _loss(self, world: _World, weights: Tensor) -> float:
         """Mean loss on the inputs that nobody holds.
@@ -681,7 +752,7 @@ class StandIn:
                 first = middle + 1
         return loss(first)
 
-    def _world(self, number: int) -> _World:
+    def _world(self, number: int, contrast: float) -> _World:
         assert self.task.public is not None
         inputs, labels = self.task.public.tensors()
         rows = labels.shape[0]
@@ -690,14 +761,14 @@ class StandIn:
         again = torch.from_numpy(rng.integers(0, rows, rows))
         around = self._prior_draw(generator)
         truth = self._training.fit(inputs[again], labels[again], self.own.strength, around=around)
-        own_inputs = self._further_inputs(rows, rng) if self._draws_inputs else inputs
-        own_labels = self._drawn_labels(truth, own_inputs, labels, generator)
+        own_inputs = self._further_inputs(rows, rng) if self.draws_inputs else inputs
+        own_labels = self._drawn_labels(truth, contrast, own_inputs, labels, generator)
         start = self._training.fit(own_inputs, own_labels, self.own.strength)
-        if self._draws_inputs:
+        if self.draws_inputs:
             held = self._further_inputs(min(len(self.task.private), _MOST_ROWS), rng)
             checked = self._further_inputs(_CHECKED_ROWS, rng)
-            held_labels = self._drawn_labels(truth, held, labels, generator)
-            checked_labels = self._drawn_labels(truth, checked, labels, generator)
+            held_labels = self._drawn_labels(truth, contrast, held, labels, generator)
+            checked_labels = self._drawn_labels(truth, contrast, checked, labels, generator)
         else:
             order = torch.from_numpy(rng.permutation(rows))
             most = _ROWS // 2 if self._training.is_linear else _ROWS_OF_NETWORKS
@@ -707,8 +778,8 @@ class StandIn:
             checked_rows = order[count : count + most].repeat(draws)
             held = inputs[held_rows]
             checked = inputs[checked_rows]
-            held_labels = self._drawn_labels(truth, held, labels[held_rows], generator)
-            checked_labels = self._drawn_labels(truth, checked, labels[checked_rows], generator)
+            held_labels = self._drawn_labels(truth, contrast, held, labels[held_rows], generator)
+            checked_labels = self._drawn_labels(truth, contrast, checked, labels[checked_rows], generator)
         group = self._groups(held_labels)
         by_group = torch.argsort(group, stable=True)
         sizes = torch.bincount(group, minlength=self._group_count()).tolist()
@@ -723,7 +794,7 @@ class StandIn:
         )
 
     @property
-    def _draws_inputs(self) -> bool:
+    def draws_inputs(self) -> bool:
         """Whether worlds have inputs beyond the public ones."""
         public = self.task.public
         assert public is not None
@@ -764,17 +835,24 @@ class StandIn:
         found: Tensor = drawn * min(1.0, _LARGEST_PRIOR * usual / largest)
         return found
 
-    def _drawn_labels(self, truth: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+    def _drawn_labels(
+        self, truth: nn.Module, contrast: float, inputs: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """Labels for these inputs as this world has them; a task with a loss of its own keeps `labels`.
 
         Args:
+            contrast: by how much the truth's differences between records are stretched.
             labels: drawn labels get their type; with a loss of its own they are returned unchanged.
         """
         if self.task.goal == "own":
             return labels
+        assert self.task.public is not None
         truth.eval()
         with torch.no_grad():
             outputs = truth(inputs)
+            if contrast != 1.0:
+                usual = truth(self.task.public.tensors()[0]).mean(dim=0)
+                outputs = usual + contrast * (outputs - usual)
         if self.task.goal == "classification":
             if outputs.numel() == outputs.shape[0]:  # one output of a binary task is the logit of its second class
                 outputs = torch.stack([torch.zeros_like(outputs.flatten()), outputs.flatten()], dim=1)
@@ -795,6 +873,21 @@ class StandIn:
         values = labels.double().reshape(labels.shape[0], -1).mean(dim=1)
         edges = torch.quantile(values, torch.arange(1, _TARGET_GROUPS, dtype=torch.float64) / _TARGET_GROUPS)
         return torch.bucketize(values, edges)
+
+
+def explained(task: Task, outputs: NDArray[np.generic], labels: NDArray[np.generic]) -> Array:
+    """(rows,) 1 − loss / mean loss of the best constant: what a model's outputs explain of each record.
+
+    The mean is 0 for a model that knows the mix of labels only, and 1 for one without any loss.
+    """
+    if task.goal == "classification":
+        seen = np.bincount(labels.astype(np.int64), minlength=len(task.classes)) / len(labels)
+        constant = -float(seen[seen > 0] @ np.log(seen[seen > 0]))
+        losses = task.loss(torch.from_numpy(outputs), torch.from_numpy(labels)).double().numpy()
+    else:
+        constant = float(labels.var())
+        losses = (np.asarray(outputs, np.float64).reshape(len(labels)) - np.asarray(labels, np.float64)) ** 2
+    return np.asarray(1.0 - losses / max(constant, 1e-12), dtype=np.float64)
 
 
 def _spread_of(outputs: Tensor) -> float:

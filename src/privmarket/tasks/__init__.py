@@ -9,7 +9,8 @@ from a schema or from public records.
 Task('breast-cancer', classification, 10 clients, 410 private, 41 public, 114 test records)
 
 - `Task.from_csv`, `Task.from_arrays`, `task` (by name, see `task_names`), `load_task` (from a Python file): make a
-  task. `Records` holds records as arrays; `declared_size` is the public, rounded number of a client's records.
+  task; `Task.from_own_records` that of a buyer who holds none of the sellers' records. `Records` holds records as
+  arrays; `declared_size` is the public, rounded number of a client's records.
 - `Schema`, `Column`, `LabelColumn`, `draft_schema`, `read_table`: what is publicly known of a table. `Pipeline`
   turns its rows into inputs, and `TargetScale` a regression's label into targets.
 - `Score`, `score`, `score_names`: measures of a model. `model_names`: models that can be given by name.

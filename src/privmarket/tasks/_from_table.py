@@ -7,7 +7,7 @@ the schema leaves something open; and to turn its rows into arrays.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from privmarket.errors import ConfigurationError, DataError
 from privmarket.tasks._pipeline import Pipeline, fit_pipeline, says_all
-from privmarket.tasks._records import Positions, Records, TaskRecords
+from privmarket.tasks._records import Positions, Records, TaskRecords, declared_size
 from privmarket.tasks._schema import Schema, toml_key
 from privmarket.tasks._tables import FILE_NAME, Block, FolderTable, Table, read_table, require_column, texts
 
@@ -85,6 +85,118 @@ def records_of_files(
     )
 
 
+def records_of_own_file(
+    path: str | Path,
+    *,
+    label: str | None,
+    test: object,
+    schema: str | Path | Schema | None,
+    goal: str | None,
+) -> TaskRecords:
+    """A buyer's own records in a file, as public ones; clients are added later, see `Task.from_own_records`.
+
+    Args:
+        test: a file of test records, or None.
+    """
+    known = _schema(schema)
+    table = read_table(path)
+    label = label or known.label.column
+    if not label:
+        raise ConfigurationError(f"{path}: which column is the label?", f"give label=… {_some(table)}")
+    require_column(table, label, "label")
+    # Sellers' tables name clients and persons; the buyer's own file need not, and neither is an input.
+    aside = {label, known.client, known.person, FILE_NAME}
+    ignored = _ignored(known)
+    for name in known.columns:
+        if name not in ignored:
+            require_column(table, name, f"schema {known.source}")
+    columns = [name for name in table.columns if name not in aside | ignored]
+    own = _gathered(table, (*columns, label), None)
+    if len(own) == 0:
+        raise DataError(f"{table.name}: no records below the header", "a plan is made from your own records")
+    pipeline = fit_pipeline(known, columns, label, goal, own)
+    public = _encoded(pipeline, own, clip=True)
+    tested = None
+    if test is not None:
+        if not isinstance(test, str | Path):
+            raise ConfigurationError(f"test is {type(test).__name__}", "own records are a file: give a file, too")
+        other = read_table(test)
+        for name in (*columns, label):
+            require_column(other, name, "same inputs and label")
+        tested = _encoded(pipeline, _gathered(other, (*columns, label), None))
+        if len(tested) == 0:
+            raise DataError(f"{other.name}: no test records below the header", "add some, or leave the file out")
+    return TaskRecords(
+        (),
+        np.zeros(0, dtype=np.int64),
+        public,
+        public,
+        tested,
+        pipeline.goal,
+        pipeline.classes,
+        pipeline.target,
+        "record",
+        pipeline,
+        _schema_warnings(known),
+    )
+
+
+def declared_by(
+    clients: int | Sequence[str] | None, records: int | Mapping[str, int] | str | Path
+) -> dict[str, int]:
+    """Client → how many records it declares.
+
+    Args:
+        clients: how many there are, or their names.
+        records: one number for all, a number for each by name, or a CSV file with the columns client and records.
+    """
+    if isinstance(records, bool) or (isinstance(records, int) and records < 1):
+        raise ConfigurationError(f"records is {records}", "say how many a client declares, at least 1")
+    if isinstance(records, int):
+        if clients is None:
+            raise ConfigurationError(
+                f"{records} records for each client, and nothing says how many clients", "give clients=…, e.g. 30"
+            )
+        if isinstance(clients, int):
+            if clients < 1:
+                raise ConfigurationError(f"clients is {clients}", "a market needs at least 1")
+            width = len(str(clients))
+            clients = [f"client {number:0{width}}" for number in range(1, clients + 1)]
+        return {str(name): declared_size(records) for name in clients}
+    sizes = _sizes_in(Path(records)) if isinstance(records, str | Path) else {**records}
+    wrong = next((name for name, size in sizes.items() if isinstance(size, bool) or not size >= 1), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{wrong!r} declares {sizes[wrong]} records", "give whole numbers of at least 1")
+    if isinstance(clients, int) and clients != len(sizes):
+        raise ConfigurationError(f"clients is {clients}, and {len(sizes)} declare records", "leave clients out")
+    if clients is not None and not isinstance(clients, int) and {*clients} != {*sizes}:
+        odd = sorted({*clients} ^ {*sizes})[0]
+        where = "has no number of records" if odd in {*clients} else "is none of the clients"
+        raise ConfigurationError(f"{odd!r} {where}", "name the same clients in both places")
+    return {name: declared_size(int(size)) for name, size in sizes.items()}
+
+
+def _sizes_in(path: Path) -> dict[str, int]:
+    """The numbers of records in a CSV file with the columns client and records."""
+    table = read_table(path)
+    for name in ("client", "records"):
+        require_column(table, name, "one row per client")
+    sizes: dict[str, int] = {}
+    for block in table.blocks(["client", "records"]):
+        for row, (name, size) in enumerate(
+            zip(texts(block.cells["client"]), texts(block.cells["records"]), strict=True)
+        ):
+            if not name.strip() or name in sizes:
+                wrong = "is there twice" if name.strip() else "has no name"
+                raise DataError(f"{block.place(row, 'client')}: the client {name!r} {wrong}", "one row per client")
+            if not size.strip().isdigit() or int(size) < 1:
+                raise DataError(f"{block.place(row, 'records')}: {size!r}", "give a whole number of at least 1")
+            sizes[name] = int(size)
+    if not sizes:
+        raise DataError(f"{table.name}: no clients below the header", "one row per client")
+    return sizes
+
+
 def _some(table: Table) -> str:
     shown = [name for name in table.columns if name != FILE_NAME]
     return f"(one of: {', '.join(shown[:12])}{', …' if len(shown) > 12 else ''})"
@@ -136,8 +248,7 @@ def records_of_tables(
         if person not in (None, together):
             raise ConfigurationError(f"persons are {person!r} and {together!r}", "name one column")
     aside = {label, client, person, together, FILE_NAME}
-    ignored = {name for name, one in schema.columns.items() if one.kind == "ignore"}
-    columns = [name for name in table.columns if name not in aside | ignored]
+    columns = [name for name in table.columns if name not in aside | _ignored(schema)]
     for other in (public, test):
         if other is not None:
             require_column(other, label, "label")
@@ -197,12 +308,6 @@ def records_of_tables(
         tested = _encoded(pipeline, _gathered(test, (*columns, label), None))
         if len(tested) == 0:
             raise DataError(f"{test.name}: no test records below the header", "add some, or use test_share")
-    warnings = []
-    if schema.taken_from:
-        warnings.append(
-            f"{schema.source}: ranges and values were taken from {schema.taken_from}; they are public only if you "
-            "say so: check them, then delete the line taken_from"
-        )
     return TaskRecords(
         seen.names,
         sizes,
@@ -214,7 +319,20 @@ def records_of_tables(
         pipeline.target,
         "record" if person is None else "person",
         pipeline,
-        tuple(warnings),
+        _schema_warnings(schema),
+    )
+
+
+def _ignored(schema: Schema) -> set[str]:
+    return {name for name, one in schema.columns.items() if one.kind == "ignore"}
+
+
+def _schema_warnings(schema: Schema) -> tuple[str, ...]:
+    if not schema.taken_from:
+        return ()
+    return (
+        f"{schema.source}: ranges and values were taken from {schema.taken_from}; they are public only if you "
+        "say so: check them, then delete the line taken_from",
     )
 
 

@@ -31,11 +31,13 @@ class Records:
         labels: (rows, ...) labels for the loss; int64 class numbers, or float32 targets.
         persons: (rows,) int64, the person of each row; a number belongs to one person at one client. None if every
             row is protected separately.
+        are_here: False if only their number, shapes and types are known, see `declared`.
     """
 
     inputs: Inputs
     labels: Labels
     persons: Positions | None = None
+    are_here: bool = True
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)
@@ -43,6 +45,16 @@ class Records:
             raise DataError(f"{rows} inputs and {len(self.labels)} labels", "give one label per record")
         if self.persons is not None and self.persons.shape != (rows,):
             raise DataError(f"{rows} records and {len(self.persons)} persons", "name one person per record")
+
+    @classmethod
+    def declared(cls, count: int, like: Records) -> Records:
+        """So many records that somebody else holds, of the shapes and types of other ones.
+
+        Their values are zeros that take no memory, and nothing trains on them: `tensors` is refused.
+        """
+        inputs = np.broadcast_to(np.zeros((), like.inputs.dtype), (count, *like.inputs.shape[1:]))
+        labels = np.broadcast_to(np.zeros((), like.labels.dtype), (count, *like.labels.shape[1:]))
+        return cls(inputs, labels, are_here=False)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -52,10 +64,18 @@ class Records:
 
     def __getitem__(self, rows: slice | NDArray[np.generic]) -> Records:
         persons = None if self.persons is None else self.persons[rows]
-        return Records(self.inputs[rows], self.labels[rows], persons)
+        return Records(self.inputs[rows], self.labels[rows], persons, self.are_here)
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and labels as torch tensors that share the arrays' memory."""
+        """Inputs and labels as torch tensors that share the arrays' memory.
+
+        Raises:
+            DataError: only their number is known.
+        """
+        if not self.are_here:
+            raise DataError(
+                f"{len(self):,} records are declared, and none of them is here", "train on other records"
+            )
         return torch.from_numpy(self.inputs), torch.from_numpy(self.labels)
 
 

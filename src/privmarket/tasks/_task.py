@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, PrivmarketError, UnknownNameError
 from privmarket.tasks._from_arrays import Features, records_of_arrays
-from privmarket.tasks._from_table import Progress, records_of_files
+from privmarket.tasks._from_table import Progress, declared_by, records_of_files, records_of_own_file
 from privmarket.tasks._pipeline import Pipeline, TargetScale, class_logits
 from privmarket.tasks._records import Positions, Records, TaskRecords, declared_size
 from privmarket.tasks._schema import Schema
@@ -56,13 +56,15 @@ _BOOTSTRAP = 31  # a random stream of its own
 class Task:
     """What is learned from whose records.
 
-    Make one with `Task.from_csv`, `Task.from_arrays` or `privmarket.task`.
+    Make one with `Task.from_csv`, `Task.from_arrays` or `privmarket.task`, or with `Task.from_own_records` where
+    the sellers' records are not on this machine.
 
     Attributes:
         name: of the task, in reports.
         clients: names of the clients, in the order of their records.
         sizes: (clients,) how many private records each holds.
-        private: the clients' records, client after client; rows of one person stand together.
+        private: the clients' records, client after client; rows of one person stand together. Of a task
+            `from_own_records` only their number is known.
         public: the buyer's own records, or None.
         test: records on which the finished model is measured, or None.
         model: makes a fresh model; only parameters with `requires_grad` are trained and sent.
@@ -243,6 +245,88 @@ class Task:
         return cls.from_records(name, records, model=model, loss=loss, score=score)
 
     @classmethod
+    def from_own_records(
+        cls,
+        own: object,
+        *,
+        records: int | Mapping[str, int] | str | Path,
+        clients: int | Sequence[str] | None = None,
+        label: str | None = None,
+        test: object = None,
+        schema: str | Path | Schema | None = None,
+        goal: str | None = None,
+        model: str | Callable[..., nn.Module] | None = None,
+        loss: Loss | None = None,
+        score: ScoreLike | Sequence[ScoreLike] | None = None,
+        classes: int | Sequence[object] | None = None,
+        label_range: tuple[float, float] | None = None,
+        name: str | None = None,
+    ) -> Task:
+        """A task of a buyer who has its own records and none of the sellers'.
+
+        Of the sellers only names and numbers of records are known. `privmarket.plan` says what can be said
+        without their records, and `privmarket.flower.server_app` trains on the machines where they are;
+        `privmarket.federate`, which simulates every client here, refuses such a task.
+
+        Args:
+            own: the buyer's own records: a file, or arrays as (inputs, labels).
+            records: how many records a client declares: one number for all, client → number, or a CSV file with the
+                columns client and records.
+            clients: how many there are, or their names; left out where `records` names them.
+            label, test, schema, goal, model, loss, score, name: as in `from_csv`. The client's column of the schema
+                is not looked for.
+            classes, label_range: as in `from_arrays`.
+        """
+        sizes = declared_by(clients, records)
+        total = sum(sizes.values())
+        if isinstance(own, str | Path):
+            if classes is not None or label_range is not None:
+                given = "classes" if classes is not None else "label_range"
+                raise ConfigurationError(f"{given} beside a file", "say it in the schema, under [label]")
+            known = records_of_own_file(own, label=label, test=test, schema=schema, goal=goal)
+            name = name or Path(own).stem
+        else:
+            if label is not None or schema is not None or not isinstance(own, tuple) or len(own) != 2:
+                raise ConfigurationError(
+                    f"own records are {type(own).__name__}",
+                    "give a file, or (inputs, labels) without label or schema",
+                )
+            rows = len(own[0])
+            known = records_of_arrays(
+                *own,
+                clients=np.arange(rows) % 2,  # replaced below, as are the records that stand for theirs
+                public=own,
+                test=test,
+                features=None,
+                person=None,
+                classes=classes,
+                label_range=label_range,
+                goal=goal,
+                schema=None,
+                own_loss=loss is not None,
+            )
+        assert known.public is not None
+        declared = np.fromiter(sizes.values(), dtype=np.int64)
+        known = replace(known, clients=tuple(sizes), sizes=declared, private=Records.declared(total, known.public))
+        return cls.from_records(name or "own-records", known, model=model, loss=loss, score=score)
+
+    def without_private_records(self) -> Task:
+        """The same task as a buyer knows it who holds none of the sellers' records, see `from_own_records`.
+
+        Clients keep their names and the numbers of records that they declare.
+
+        Raises:
+            ConfigurationError: persons are protected: nobody declares how many records theirs are.
+        """
+        if self.unit != "record":
+            raise ConfigurationError(
+                f"a plan without private records for the unit {self.unit!r}",
+                "nobody declares how many records a person has: plan for records",
+            )
+        private = Records.declared(int(self.declared_sizes.sum()), self.private)
+        return replace(self, sizes=self.declared_sizes, private=private)
+
+    @classmethod
     def from_records(
         cls,
         name: str,
@@ -310,6 +394,26 @@ class Task:
     def is_binary(self) -> bool:
         """Whether this is a classification with two classes; the second one is the positive one."""
         return len(self.classes) == 2
+
+    @property
+    def has_private_records(self) -> bool:
+        """Whether the sellers' records are here, so that a run can be simulated."""
+        return self.private.are_here
+
+    def require_private_records(self, what: str) -> None:
+        """Refuses what needs the sellers' records where only their number is known.
+
+        Args:
+            what: for the message, such as "a simulated run".
+
+        Raises:
+            DataError: see above.
+        """
+        if not self.has_private_records:
+            raise DataError(
+                f"{what} needs the sellers' records, and {self.name} knows only how many they declare",
+                "plan with it, and train where the records are: pm.flower.server_app(task=…)",
+            )
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -612,7 +716,8 @@ class Task:
         public = 0 if self.public is None else len(self.public)
         test = 0 if self.test is None else len(self.test)
         return (
-            f"Task({self.name!r}, {self.goal}, {len(self.clients):,} clients, {len(self.private):,} private, "
+            f"Task({self.name!r}, {self.goal}, {len(self.clients):,} clients, {len(self.private):,} "
+            f"{'private' if self.has_private_records else 'declared'}, "
             f"{public:,} public, {test:,} test records)"
         )
 
@@ -628,11 +733,16 @@ def _as_floats(records: TaskRecords) -> TaskRecords:
     """Whole numbers as inputs of a model of numbers, not of tokens."""
 
     def floats(some: Records | None) -> Records | None:
-        return None if some is None else Records(some.inputs.astype(np.float32), some.labels, some.persons)
+        if some is None or not some.are_here:
+            return some
+        return Records(some.inputs.astype(np.float32), some.labels, some.persons)
 
+    public = floats(records.public)
     private = floats(records.private)
     assert private is not None
-    return replace(records, private=private, public=floats(records.public), test=floats(records.test))
+    if not private.are_here and public is not None:
+        private = Records.declared(len(private), public)
+    return replace(records, private=private, public=public, test=floats(records.test))
 
 
 def _records_digest(records: Records | None) -> str | None:
@@ -640,6 +750,9 @@ def _records_digest(records: Records | None) -> str | None:
     if records is None:
         return None
     made = hashlib.sha256()
+    if not records.are_here:
+        about = f"{len(records)} of {records.inputs.shape[1:]} {records.inputs.dtype.str}, declared"
+        return hashlib.sha256(about.encode()).hexdigest()
     for part in (records.inputs, records.labels, records.persons):
         if part is not None:
             made.update(f"{part.shape} {part.dtype.str}".encode())
