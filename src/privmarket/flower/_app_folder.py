@@ -99,9 +99,17 @@ class StoppedError(PrivmarketError):
 def _settled(out: Path) -> tuple[str, ResultJson | None]:
     """A message, and the result of a stopped run's settled rounds, which is also written to `out`."""
     place = partial_path(out / "result.json")
-    if not place.exists():
-        return "stopped before a round was settled", None
-    left = SettledRounds.read(place)
+    left = SettledRounds.read(place) if place.exists() else None
+    settled = {sale for sale, _ in left.releases} if left is not None else set()
+    left_open = [one for one in checkpoint.read_open(checkpoint.open_path(place)) if one.sale not in settled]
+    more = ""
+    if left_open:
+        sellers = counted(len(left_open[-1].due_micro), "order")
+        more = (
+            f"; {sellers} of the round in progress had been sent: those whose updates have left are paid next time"
+        )
+    if left is None:
+        return f"stopped before a round was settled{more}", None
     known = {one.name for one in fields(MarketSettings)} - {"mechanism_settings"}
     given: dict[str, Any] = {name: value for name, value in left.settings.items() if name in known}
     releases: dict[str, tuple[PrivacyEvent, ...]] = {}
@@ -113,7 +121,7 @@ def _settled(out: Path) -> tuple[str, ResultJson | None]:
     result = MarketResult(settings, left.records, weights, releases, (), 0.0)
     write_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     done = counted(len(left.records), "settled round")
-    return f"stopped after {done} of {settings.rounds}", result.to_json()
+    return f"stopped after {done} of {settings.rounds}{more}", result.to_json()
 
 
 def _run_on(

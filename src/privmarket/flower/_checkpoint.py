@@ -4,9 +4,11 @@ The file is written after every settled round and removed when the result is wri
 with the same settings and the same model, continues after its last round, with its weights, its records, what every
 client has released, and the receipts that clients have not received yet.
 
-If a round is interrupted, sellers have spent ε without being paid, and then refuse this buyer. So the first Ctrl-C
-lets `privmarket flower run` settle the current round (it creates a file that the server looks for after each
-round); the second ends at once.
+If a round is interrupted, sellers have spent ε without being paid, and may then refuse this buyer. So the first
+Ctrl-C lets `privmarket flower run` settle the current round (it creates a file that the server looks for after each
+round); the second ends at once. Then, or after a crash, the orders of that round are open: they are written into a
+file of their own before they are sent, and the next run with the same result file begins by asking the clients what
+has become of them. It pays for the updates that have left, though they are lost, and for nothing else.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,12 +29,13 @@ from typing import Any
 import numpy as np
 
 from privmarket._files import in_words, write_atomically
+from privmarket._settings import Trust
 from privmarket.errors import CheckpointError
 from privmarket.flower._settings import MarketSettings
-from privmarket.flower._wire import Arrays, Receipt
+from privmarket.flower._wire import Arrays, Noted, Receipt
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
-from privmarket.rounds import RoundRecord
+from privmarket.rounds import RoundRecord, sale_name
 
 _JSON = "privmarket-json"
 _PREFIX = "array:"
@@ -41,6 +44,82 @@ _PREFIX = "array:"
 def partial_path(result: Path) -> Path:
     """The file with the settled rounds of an unfinished run: `result.partial.npz` beside `result.json`."""
     return result.with_suffix(".partial.npz")
+
+
+def open_path(partial: Path) -> Path:
+    """The file with the open orders of an unfinished run: `result.open.json` beside `result.partial.npz`."""
+    return partial.with_name(partial.name.replace(".partial.npz", ".open.json"))
+
+
+@dataclass(frozen=True, eq=False)
+class OpenOrders:
+    """The orders of a round that were sent, and are not settled.
+
+    Attributes:
+        run, number, trust: of the round.
+        due_micro: client → what it is paid if its update has left; without clients that have said so.
+        events: client → what it sold; without clients that say that they sold nothing.
+    """
+
+    run: str
+    number: int
+    trust: Trust
+    due_micro: Mapping[str, int]
+    events: Mapping[str, PrivacyEvent]
+
+    @property
+    def sale(self) -> str:
+        """The sale's name in wallets."""
+        return sale_name(self.run, self.number)
+
+    def receipt(self, client: str) -> Receipt:
+        """The receipt that asks a client what has become of its order."""
+        return Receipt(self.run, self.number, self.due_micro[client], trust=self.trust, stopped=True)
+
+    def answered(self, client: str, noted: Noted) -> OpenOrders:
+        """The orders after a client has answered."""
+        due = {one: micro for one, micro in self.due_micro.items() if one != client}
+        events = {one: event for one, event in self.events.items() if one != client or noted.charged}
+        return replace(self, due_micro=due, events=events)
+
+    def unanswered(self) -> OpenOrders:
+        """The orders of clients that have not answered."""
+        return replace(self, events={client: self.events[client] for client in self.due_micro})
+
+
+def write_open(path: Path, orders: Iterable[OpenOrders]) -> None:
+    """Writes open orders to a file in one step; the file is removed if there are none."""
+    told = [asdict(one) for one in orders]
+    if told:
+        write_atomically(path, json.dumps(told) + "\n")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_open(path: Path | None) -> list[OpenOrders]:
+    """The open orders of earlier runs; none if there is no file.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    if path is None or not path.exists():
+        return []
+    try:
+        return [
+            OpenOrders(
+                str(told["run"]),
+                int(told["number"]),
+                told["trust"],
+                {client: int(micro) for client, micro in told["due_micro"].items()},
+                {client: _event(event) for client, event in told["events"].items()},
+            )
+            for told in json.loads(path.read_text(encoding="utf-8"))
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: not the open orders of a run: {in_words(error)}",
+            "remove the file: clients whose updates of that round had left will not be paid for them",
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import _refusals as refusals, _wire as wire
-from privmarket.flower._wire import Answer, Arrays, Offered, Receipt, Sale
+from privmarket.flower._wire import Answer, Arrays, Noted, Offered, Receipt, Sale
 from privmarket.market._outcome import is_beyond
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from privmarket.broker._signatures import SigningKey
 MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
 _COMPARED = 50  # this many of a seller's newest sales at a broker are compared with its wallet
+_MOST_FAILURES = 2  # sales that failed here in one run; then this client sells no more in it
 _PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
@@ -150,6 +151,7 @@ class Seller:
         try:
             buyer = self._check_terms(terms, context)
             self._note_receipt(message.content, context)
+            _check_failures(context)
             wanted = self.offer(terms, context)
             if wanted is not None:
                 price = self.policy.price.get(terms.trust, wanted.valuation)
@@ -199,7 +201,14 @@ class Seller:
                 )
 
     def _check_debt(self, wallet: OpenWallet, buyer: str) -> None:
-        self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
+        try:
+            self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
+        except PolicyRefusal as refusal:
+            refusal.hint = (
+                "wait for the payment, or write a larger unpaid_epsilon into a policy file and name it by policy=, "
+                "beside the same wallet="
+            )
+            raise
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
         """Checks a call or an order against the policy and, with a broker, against the published task.
@@ -355,8 +364,8 @@ class Seller:
     def receive(self, message: Message, context: Context) -> Message:
         """Records in the wallet what the receipt of the last round says: the payment, or why there was none."""
         wire.take(message.content, Terms)
-        self._note_receipt(message.content, context)
-        return Message(RecordDict(), reply_to=message)
+        noted = self._note_receipt(message.content, context)
+        return Message(RecordDict() if noted is None else wire.put(RecordDict(), noted), reply_to=message)
 
     def _compare(self, broker: BrokerClient, context: Context) -> None:
         """Compares the wallet with this seller's newest sales in the broker's books, and records payments."""
@@ -368,20 +377,34 @@ class Seller:
             if wallet is not None:
                 wallet.compare(broker.url.rstrip("/"), newest)
 
-    def _note_receipt(self, content: RecordDict, context: Context) -> None:
+    def _note_receipt(self, content: RecordDict, context: Context) -> Noted | None:
+        """Records a receipt, if there is one; returns the answer to that of a round that was stopped."""
         receipt = wire.take(content, Receipt, None)
         if receipt is None:
-            return
+            return None
         if self.broker is not None:  # payments as the broker states them, not the server
             with self.broker(context) as broker:
                 self._compare(broker, context)
-            return
+            return None
         if receipt.paid_micro < 0:
             raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
+        name = sale_name(receipt.run, receipt.number)
+        noted = None
+        if receipt.stopped:
+            noted = self._noted(receipt, name, context)
+            if not noted.released:
+                return noted
         with self._wallet(context) as wallet:
             if wallet is not None:
-                fault = refusals.one_line(receipt.fault)
-                wallet.paid(sale_name(receipt.run, receipt.number), receipt.paid_micro, fault)
+                wallet.paid(name, receipt.paid_micro, refusals.one_line(receipt.fault))
+        return noted
+
+    def _noted(self, receipt: Receipt, name: str, context: Context) -> Noted:
+        """What the wallet says about a sale; a client without one knows of none."""
+        wallet = self.wallet(context)
+        sales = wallet.statement() if isinstance(wallet, WalletFile) else []
+        sale = next((one for one in sales if one["sale"] == name and not one.get("void")), None)
+        return Noted(receipt.run, receipt.number, sale is not None, sale is not None and sale["released"])
 
     def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
         wallet = self.wallet(context)
@@ -508,6 +531,17 @@ class RegisteredSigner:
 def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
     """The release that sells ε; cached, since calibration takes a millisecond and the same ε is often sold."""
     return family.event(epsilon)
+
+
+def _check_failures(context: Context) -> None:
+    """Declines for the rest of a run in which sales failed here: each of them spends ε and earns nothing."""
+    failed = refusals.refusals(context).get(Reason.FAILED.value, 0)
+    if failed >= _MOST_FAILURES:
+        raise PolicyRefusal(
+            Reason.FAILED,
+            f"{failed} sales of this run failed here, after their ε was spent; no buyer owes anything for them",
+            "mend the app by the first error in this log; the next run begins anew",
+        )
 
 
 def _check_against_offer(sale: Sale, context: Context) -> None:

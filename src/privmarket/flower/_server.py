@@ -131,6 +131,7 @@ def server_app(
         save_result(context, app.result, result_file)
         if kept is not None:
             kept.unlink(missing_ok=True)
+        run.market.end()
 
     return app
 
@@ -201,6 +202,7 @@ class MarketRun:
         # At a broker bids are sealed, and sellers have registered keys.
         self.fleet.needs_keys = settings.trust == "aggregate" and isinstance(self.auctioneer, LocalAuctioneer)
         self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
+        self.market.open_file = None if self.partial is None else checkpoint.open_path(self.partial)
         self.market.parameters = sum(array.size for array in self.start_weights.values())
         self.market.server_gain = optimiser_gain(
             settings.server_rate, settings.momentum, settings.rounds, settings.final_rate
@@ -239,12 +241,13 @@ class MarketRun:
             self.settings,
             tuple(market.records),
             self.model_weights(),
-            market.wallets.releases(),
+            market.releases(),
             tuple(self.fleet.waited_seconds),
             time.perf_counter() - self._began,
             market.declined,
             tuple(self.round_seconds),
             cohorts=market.cohorts_of,
+            lost=tuple(self.fleet.open_orders),
             build=subject.build,
             task=subject.task,
             own_records=subject.own_records,
@@ -262,9 +265,11 @@ class MarketRun:
     def _go_on(self) -> None:
         """Continues from the settled rounds of a stopped run with the same settings."""
         left = checkpoint.found(self.partial, self.settings, self.start_weights)
+        if left is not None:
+            self.market.restore(left)
+        self.market.find_open()
         if left is None:
             return
-        self.market.restore(left)
         whole = {name: left.arrays[name] for name in self.shapes}
         parts = [torch.from_numpy(flatten(whole))]
         for name in ("direction", "averaged"):
@@ -305,6 +310,7 @@ class MarketRun:
 
     def train(self, auction: Round) -> Delivered:
         """Sends every seller its order. Returns what arrives in time, and Σ α·update over the usable updates."""
+        self.market.note_orders(auction)
         if auction.terms.trust == "aggregate":
             return self._train_sum(auction)
         if self.settings.secure_aggregation:

@@ -167,6 +167,8 @@ class AuctionStrategy(Strategy):
         first = initial_arrays
         if left is not None:
             self._begun.restore(left)
+        self._begun.find_open()
+        if left is not None:
             self._before = len(left.records)
             first = ArrayRecord({name: Array(left.arrays[name]) for name in initial_arrays})
         self._arrays = first
@@ -198,6 +200,7 @@ class AuctionStrategy(Strategy):
         save_result(None, self.result, self._result_file)
         if self._partial is not None:
             self._partial.unlink(missing_ok=True)
+        self._begun.end()
         return result
 
     def _prepare(self, grid: Grid, arrays: ArrayRecord, rounds: int) -> None:
@@ -223,6 +226,7 @@ class AuctionStrategy(Strategy):
         places = result_places(None, self._result_file)
         self._partial = partial_path(places[0]) if places else None
         self._market = self._new_market(grid, arrays)
+        self._market.open_file = None if self._partial is None else checkpoint.open_path(self._partial)
 
     def _new_market(self, grid: Grid, arrays: ArrayRecord) -> GridMarket:
         fleet = Fleet(grid, self.settings.bid_seconds)
@@ -287,11 +291,12 @@ class AuctionStrategy(Strategy):
             self.settings,
             records,
             arrays_of(final),
-            market.wallets.releases(),
+            market.releases(),
             tuple(market.fleet.waited_seconds),
             time.perf_counter() - self._started,
             market.declined,
             cohorts=market.cohorts_of,
+            lost=tuple(market.fleet.open_orders),
             build=self._model,
             notes=(*market.notes(), *(refused if self._refused_evaluation else ()), *notes),
         )
@@ -307,6 +312,7 @@ class AuctionStrategy(Strategy):
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(number, arrays, config, grid)}
         market.fleet.chosen = picked.keys()
         auction = hold_auction(market.pacing.terms(market.records), market.fleet, self.auctioneer, market.wallets)
+        market.note_orders(auction)
         if self.settings.trust == "aggregate":
             # The protocol sends its own messages; the strategy sends none.
             self._open = auction, {}, arrays

@@ -81,6 +81,8 @@ class Receipt:
 
     Attributes:
         cohorts: under aggregate trust, the number of secure sums of the round.
+        stopped: whether the round was stopped before it was settled. Then only an update that has left is paid for,
+            and the client answers with `Noted`.
     """
 
     run: str
@@ -89,6 +91,22 @@ class Receipt:
     fault: str = ""
     trust: Trust = "local"
     cohorts: int = 1
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a client's wallet says about a sale of a round that was stopped.
+
+    Attributes:
+        charged: whether the wallet holds the sale.
+        released: whether its update has left, so that it is paid for.
+    """
+
+    run: str
+    number: int
+    charged: bool
+    released: bool
 
 
 @dataclass(frozen=True)
@@ -135,8 +153,8 @@ class Offered:
     honest_share: float
 
 
-AnyRecord = Terms | Answer | Sale | Refusal | Receipt | Offered
-Record = TypeVar("Record", Terms, Answer, Sale, Refusal, Receipt, Offered)
+AnyRecord = Terms | Answer | Sale | Refusal | Receipt | Noted | Offered
+Record = TypeVar("Record", Terms, Answer, Sale, Refusal, Receipt, Noted, Offered)
 SALE = "privmarket-sale"
 NAMES: dict[type, str] = {
     Terms: "privmarket-call",
@@ -144,6 +162,7 @@ NAMES: dict[type, str] = {
     Sale: SALE,
     Refusal: "privmarket-no",
     Receipt: "privmarket-receipt",
+    Noted: "privmarket-noted",
     Offered: "privmarket-offer",
 }
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Trust": str}
