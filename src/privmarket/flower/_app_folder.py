@@ -78,7 +78,7 @@ def run_app(
     with checkpoint.orderly_stop(asked):
         try:
             return _run_on(engine, folder, app, nodes, settings, out, variables, timeout_seconds)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, checkpoint.StopAskedError):
             raise StoppedError(*_settled(out)) from None
         except EngineError:
             if not asked.exists():

@@ -24,18 +24,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from privmarket._files import in_words, write_atomically
 from privmarket._settings import Trust
-from privmarket.errors import CheckpointError
+from privmarket.errors import CheckpointError, PrivmarketError
 from privmarket.flower._settings import MarketSettings
 from privmarket.flower._wire import Arrays, Noted, Receipt
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.rounds import RoundRecord, sale_name
+
+if sys.platform != "win32":
+    import fcntl
 
 _JSON = "privmarket-json"
 _PREFIX = "array:"
@@ -231,6 +234,45 @@ def stop_asked() -> bool:
     """Whether the run is to stop after the round that was just settled."""
     place = os.environ.get(STOP_VARIABLE)
     return bool(place) and Path(str(place)).exists()
+
+
+class StopAskedError(PrivmarketError):
+    """A run ends after a settled round, since it was asked to.
+
+    An ordinary error: Flower ends a run on a deployment with it. Of a KeyboardInterrupt the server app would die
+    without a word, and its SuperLink and nodes would wait.
+    """
+
+    code = "stopped"
+
+
+RUNNING_VARIABLE = "PRIVMARKET_RUNNING"  # in a server's environment: a file that it keeps locked while it runs
+
+
+_locked: list[IO[str]] = []  # files that stay open, and so locked, until this process ends
+
+
+def note_running() -> None:
+    """Locks the file of a server for as long as this process lives, however it ends."""
+    place = os.environ.get(RUNNING_VARIABLE)
+    if place and sys.platform != "win32" and not _locked:
+        stream = Path(place).open("a")  # noqa: SIM115
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.write("running\n")
+        stream.flush()
+        _locked.append(stream)
+
+
+def has_ended(place: Path) -> bool:
+    """Whether a server that kept this file locked runs no more; False if none has begun."""
+    if sys.platform == "win32" or not place.exists() or not place.stat().st_size:
+        return False
+    with place.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower import _checkpoint as checkpoint, _wire as wire
-from privmarket.flower._checkpoint import partial_path
+from privmarket.flower._checkpoint import StopAskedError, partial_path
 from privmarket.flower._defaults import optimiser_gain, steps_for
 from privmarket.flower._fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower._grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for, buy_sum
@@ -111,6 +111,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        checkpoint.note_running()
         config = context.run_config
         here = chosen.overridden(config)
         if "steps" not in settings and "steps" not in config and initial_weights is None:
@@ -123,7 +124,7 @@ def server_app(
         run = MarketRun(grid, here, auctioneer, subject.start(), subject.measure, on_round, kept, subject, signs)
         try:
             app.result = run.run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopAskedError):
             app.result = run.stopped()
             log_summary(app.result)
             raise
@@ -228,7 +229,7 @@ class MarketRun:
             if self.market.ended:
                 break
             if checkpoint.stop_asked() and number + 1 < self.settings.rounds:
-                raise KeyboardInterrupt
+                raise StopAskedError("stopped, as asked", "the same command goes on")
         if self.settings.receipts and self.fleet.receipts:
             self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
         return self.result()

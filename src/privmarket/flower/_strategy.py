@@ -36,7 +36,7 @@ from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
 from privmarket.flower import _checkpoint as checkpoint, _wire as wire
-from privmarket.flower._checkpoint import partial_path
+from privmarket.flower._checkpoint import StopAskedError, partial_path
 from privmarket.flower._defaults import steps_for, strategy_gain
 from privmarket.flower._fleet import RECEIPT_SECONDS, Delivery, Fleet
 from privmarket.flower._grid_market import BrokerAuctioneer, GridMarket, auctioneer_for, buy_sum
@@ -162,6 +162,7 @@ class AuctionStrategy(Strategy):
         If `evaluate_fn` fails before the first round, the run does not start; later, only its figure is missing. An
         interrupted run leaves a result of the settled rounds.
         """
+        checkpoint.note_running()
         self._prepare(grid, initial_arrays, num_rounds)
         left = checkpoint.found(self._partial, self.settings, arrays_of(initial_arrays))
         first = initial_arrays
@@ -185,7 +186,7 @@ class AuctionStrategy(Strategy):
             )
         except AllFailedError:
             result = Result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopAskedError):
             self._send_receipts()
             self._begun.fleet.receipts = {}
             self._keep(self._arrays)
@@ -352,7 +353,7 @@ class AuctionStrategy(Strategy):
         if market.ended:
             raise AllFailedError(market.ended)
         if checkpoint.stop_asked() and len(market.records) < self.settings.rounds:
-            raise KeyboardInterrupt
+            raise StopAskedError("stopped, as asked", "the same command goes on")
         return merged
 
     def _merged(
