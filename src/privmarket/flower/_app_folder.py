@@ -22,6 +22,7 @@ from privmarket._counted import counted
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
 from privmarket.flower import _checkpoint as checkpoint, _failures as failures
+from privmarket.flower._bundle import wallets_in
 from privmarket.flower._checkpoint import SettledRounds, partial_path
 from privmarket.flower._engine import Engine, EngineError
 from privmarket.flower._in_process import InProcessGrid, play_in_process
@@ -137,6 +138,12 @@ def _run_on(
     if engine == "in-process":
         with _environment(variables):
             return _in_process(folder, app, nodes, settings, out)
+    if packed := list(wallets_in(folder)):
+        raise ConfigurationError(
+            f"{counted(len(packed), 'wallet')} in the app's folder, {packed[0]} first: Flower would pack it and "
+            "send it to every node",
+            f"move it out of {folder}, or name it in {folder / '.gitignore'}",
+        )
     # The processes start in `out`; a client has one wallet whichever engine runs it.
     wallets = Path(os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER).absolute()
     variables[WALLETS_VARIABLE] = str(wallets)

@@ -31,6 +31,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
 from privmarket.flower import _guard_misfit as misfits, _wire as wire
+from privmarket.flower._bundle import warn_if_packed
 from privmarket.flower._guard_misfit import Decision, Misfit, array_forms
 from privmarket.flower._guard_open import opened
 from privmarket.flower._guard_release import GuardedReply
@@ -169,6 +170,7 @@ class GuardMod:
         policy.check_weights({name: array for name, array in sent.items() if array.dtype.kind == "f"})
         reply = GuardedReply(policy, _wallet(policy, client), client, context, category, sent, metrics)
         reply.trainable = self._trainable.get(client)
+        warn_if_packed(reply.wallet.path)
         reply.check_wallet()
         decision = Decision(context, kind, sent)
         try:
@@ -208,6 +210,8 @@ class GuardMod:
             )
         try:
             policy = place if isinstance(place, SellerPolicy) else SellerPolicy.read(str(place))
+            if not isinstance(place, SellerPolicy):
+                warn_if_packed(Path(str(place)))
             return policy, self._name(context)
         except Exception as error:  # the name is the app's own function
             where = "" if isinstance(place, SellerPolicy) else f" ({Path(str(place)).absolute()})"

@@ -25,6 +25,7 @@ from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import _refusals as refusals, _wire as wire
+from privmarket.flower._bundle import warn_if_packed
 from privmarket.flower._wire import Answer, Arrays, Noted, Offered, Receipt, Sale
 from privmarket.market._outcome import is_beyond
 from privmarket.privacy._calibration import ReleaseFamily
@@ -418,6 +419,7 @@ class Seller:
                 f"the policy allows {self.policy.epsilon_lifetime:g} in a lifetime",
                 "give the wallet the policy's cap",
             )
+        warn_if_packed(wallet.path)
         return wallet.open()
 
     def journal(self, context: Context) -> SumJournal:
