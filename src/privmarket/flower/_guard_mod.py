@@ -54,7 +54,6 @@ CallNext = Callable[[Message, Context], Message]
 
 POLICY_KEY = "policy"  # in a node's configuration: the site's policy file
 POLICY_VARIABLE = "PRIVMARKET_POLICY"  # in the environment of the process in which a node's app runs
-_OURS = "privmarket-"  # records that a server may not put before the app
 _FIT, _EVALUATE = "fitins.parameters", "evaluateins.parameters"  # in messages of strategies of Flower's older API
 _KINDS_OF_ARRAY = "fiub"  # floating point, and the integers and flags that go back as they came
 
@@ -235,7 +234,9 @@ class GuardMod:
         Raises:
             Misfit: app and message do not fit, whatever the records are, and this is the run's first message.
         """
-        records = {name: deepcopy(record) for name, record in message.content.items() if not name.startswith(_OURS)}
+        records = {
+            name: deepcopy(record) for name, record in message.content.items() if not name.startswith(wire.OURS)
+        }
         inner = Message(RecordDict(records), metadata=copy(message.metadata))  # type: ignore[call-overload]
         masks = deepcopy(context.state.get(RECORD_KEY_STATE))
         own = copy(context)

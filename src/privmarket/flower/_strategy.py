@@ -35,7 +35,7 @@ from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
-from privmarket.flower import _checkpoint as checkpoint, _wire as wire
+from privmarket.flower import _checkpoint as checkpoint, _refusals as refusals, _wire as wire
 from privmarket.flower._checkpoint import StopAskedError, partial_path
 from privmarket.flower._defaults import steps_for, strategy_gain
 from privmarket.flower._fleet import RECEIPT_SECONDS, Delivery, Fleet
@@ -43,7 +43,7 @@ from privmarket.flower._grid_market import BrokerAuctioneer, GridMarket, auction
 from privmarket.flower._result import MarketResult, log_summary, result_places, save_result
 from privmarket.flower._settings import checked_evaluation, own_arguments, require_maker, settings_from
 from privmarket.flower._sum_server import SignRoster
-from privmarket.flower._wire import Arrays, Refusal, Sale
+from privmarket.flower._wire import Arrays, Sale
 from privmarket.rounds import Delivered, LocalAuctioneer, Round, RoundRecord, hold_auction, settle_round
 from privmarket.simulation._server import seller_weights
 
@@ -381,11 +381,10 @@ class AuctionStrategy(Strategy):
         """The inner strategy's result on the replies without refusals, which the run's summary counts."""
         answered = []
         for message in replies:
-            refusal = None if message.has_error() else wire.take(message.content, Refusal, None)
-            if refusal is None:
-                answered.append(message)
-            else:
+            if message.has_error() and (message.error.reason or "").startswith(refusals.REFUSED):
                 self._refused_evaluation.add(str(message.metadata.src_node_id))
+            else:
+                answered.append(message)
         return self.inner.aggregate_evaluate(server_round + self._before, answered) if answered else None
 
     def report(self, context: Context, result: Result | None = None) -> MarketResult:

@@ -27,6 +27,7 @@ from privmarket.secagg import Message as SumMessage, SumRefusal, from_bytes, to_
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
+OURS = "privmarket-"  # how they all begin
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
 SUM = "privmarket-sum"  # a message of a secure sum, as bytes
 JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise multiplier, clipping, rate, steps, unit
