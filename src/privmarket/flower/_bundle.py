@@ -28,7 +28,8 @@ def packed_into(path: Path) -> Path | None:
         app = _app_of(folder)
         if app is None:
             continue
-        lines = [str(one) for one in app.get("fab-exclude", ())]
+        excluded = app.get("fab-exclude")
+        lines = [str(one) for one in excluded] if isinstance(excluded, list) else []
         ignored = folder / ".gitignore"
         if ignored.is_file():
             lines += ignored.read_text(encoding="utf-8", errors="replace").splitlines()
