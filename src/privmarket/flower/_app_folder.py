@@ -10,7 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,7 +46,7 @@ def run_app(
     timeout_seconds: float,
     model_out: Path | None = None,
 ) -> ResultJson:
-    """Runs the app in `folder` and returns its result.
+    """Runs the app in `folder` and returns its result; an app whose client is guarded is refused, not played.
 
     Settled rounds are kept in `out` until the run has ended, so that the same call continues after them.
 
@@ -138,6 +138,10 @@ def _run_on(
     if engine == "in-process":
         with _environment(variables):
             return _in_process(folder, app, nodes, settings, out)
+    client = None
+    with suppress(Exception):  # whatever is wrong with the app is told by Flower
+        client = _imported(folder, app, "clientapp")
+    require_market(client)
     if packed := list(wallets_in(folder)):
         raise ConfigurationError(
             f"{counted(len(packed), 'wallet')} in the app's folder, {packed[0]} first: Flower would pack it and "
@@ -208,13 +212,9 @@ def _app_table(project: Path) -> dict[str, Any]:
 
 
 def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunConfig, out: Path) -> ResultJson:
-    sys.path.insert(0, str(folder.absolute()))
-    try:
-        with _lines_of(folder):
-            server = _component(folder, "serverapp", app["components"]["serverapp"])
-            client = _component(folder, "clientapp", app["components"]["clientapp"])
-    finally:
-        sys.path.remove(str(folder.absolute()))
+    server = _imported(folder, app, "serverapp")
+    client = _imported(folder, app, "clientapp")
+    require_market(client)
     place = out / "result.json"
     place.unlink(missing_ok=True)
     config = {**app.get("config", {}), **settings}
@@ -236,6 +236,30 @@ def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunC
     result = _with_failures(result, grid.failures)
     write_atomically(place, json.dumps(result, indent=1) + "\n")
     return result
+
+
+def require_market(client: Any) -> None:
+    """Refuses a client app that is guarded and sells nothing: its wallets would be charged in every round.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    mods = [type(mod).__name__ for mod in getattr(client, "_mods", ())]
+    if "GuardMod" in mods:
+        raise ConfigurationError(
+            "a guarded app runs no market: GuardMod releases for nothing what WalletMod sells",
+            "run it by `flwr run`, see docs/how-to/guard-a-site.md; nothing was charged",
+        )
+
+
+def _imported(folder: Path, app: Mapping[str, Any], kind: str) -> Any:
+    """One of the two apps, `serverapp` or `clientapp`, imported from its folder."""
+    sys.path.insert(0, str(folder.absolute()))
+    try:
+        with _lines_of(folder):
+            return _component(folder, kind, app["components"][kind])
+    finally:
+        sys.path.remove(str(folder.absolute()))
 
 
 @contextmanager
