@@ -138,16 +138,21 @@ def _run_on(
     if engine == "in-process":
         with _environment(variables):
             return _in_process(folder, app, nodes, settings, out)
-    client = None
-    with suppress(Exception):  # whatever is wrong with the app is told by Flower
-        client = _imported(folder, app, "clientapp")
-    require_market(client)
     if packed := list(wallets_in(folder)):
         raise ConfigurationError(
             f"{counted(len(packed), 'wallet')} in the app's folder, {packed[0]} first: Flower would pack it and "
             "send it to every node",
             f"move it out of {folder}, or name it in {folder / '.gitignore'}",
         )
+    known = set(sys.modules)
+    client = None
+    with suppress(Exception):  # whatever is wrong with the app is told by Flower
+        client = _imported(folder, app, "clientapp")
+    for name in set(sys.modules) - known:  # the app runs elsewhere; its modules are not kept here
+        place = getattr(sys.modules[name], "__file__", None)
+        if place is not None and folder.resolve() in Path(place).resolve().parents:
+            del sys.modules[name]
+    require_market(client)
     # The processes start in `out`; a client has one wallet whichever engine runs it.
     wallets = Path(os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER).absolute()
     variables[WALLETS_VARIABLE] = str(wallets)

@@ -28,6 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 
+from privmarket._files import in_words
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
 from privmarket.flower import _guard_misfit as misfits, _wire as wire
@@ -170,7 +171,14 @@ class GuardMod:
         reply = GuardedReply(policy, _wallet(policy, client), client, context, category, sent, metrics)
         reply.trainable = self._trainable.get(client)
         warn_if_packed(reply.wallet.path)
-        reply.check_wallet()
+        try:
+            reply.check_wallet()
+        except OSError as error:
+            raise GuardRefusal(
+                "setup",
+                f"the wallet {reply.wallet.path} cannot be written: {in_words(error)}",
+                "let the user that runs the client write there, or name another place by `wallet` in the policy",
+            ) from error
         decision = Decision(context, kind, sent)
         try:
             decision.require_same()

@@ -401,5 +401,6 @@ def _require_room(wallet: OpenWallet, charges: Sequence[Charge]) -> None:
         except WalletError as error:
             raise WalletError(
                 f"ε = {one.epsilon:g} does not fit: {wallet.remaining_share:.1%} of the wallet is left",
-                "this site takes part no more; a new lifetime needs new records",
+                "releases of this size are refused from now on, smaller ones as long as they fit; a new lifetime "
+                "needs new records",
             ) from error

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -23,6 +23,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from privmarket._files import in_words
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import _refusals as refusals, _wire as wire
 from privmarket.flower._bundle import warn_if_packed
@@ -33,7 +34,7 @@ from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._policy import UNLIMITED, Order, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.privacy._wallet_store import OpenWallet, WalletFile
+from privmarket.privacy._wallet_store import OpenWallet, WalletFile, WalletFileError
 from privmarket.rounds import Offer, Terms, sale_name
 from privmarket.secagg import FileJournal, Signer, Step, SumJournal, SurvivorList
 
@@ -420,7 +421,7 @@ class Seller:
                 "give the wallet the policy's cap",
             )
         warn_if_packed(wallet.path)
-        return wallet.open()
+        return _opened(wallet)
 
     def journal(self, context: Context) -> SumJournal:
         """The journal of this client's secure sums: beside its wallet, unless set otherwise."""
@@ -527,6 +528,24 @@ class RegisteredSigner:
     def sign(self, statement: bytes) -> bytes:
         """The 64 bytes of a signature."""
         return bytes.fromhex(self.key.sign(statement))
+
+
+@contextmanager
+def _opened(wallet: WalletFile) -> Iterator[OpenWallet]:
+    """A wallet, opened.
+
+    Raises:
+        WalletFileError: its file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(wallet.open())
+        except OSError as error:
+            raise WalletFileError(
+                f"the wallet {wallet.path} cannot be written: {in_words(error)}",
+                "let the user that runs the client write there, or name another place",
+            ) from error
+        yield opened
 
 
 @lru_cache(maxsize=4096)
