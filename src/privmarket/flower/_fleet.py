@@ -16,9 +16,11 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from privmarket import __version__
 from privmarket.errors import PrivmarketError
 from privmarket.flower import _wire as wire
 from privmarket.flower._checkpoint import OpenOrders
+from privmarket.flower._refusals import one_line
 from privmarket.flower._wire import Answer, Arrays, Noted, Receipt, Refusal, Sale
 from privmarket.privacy._policy import Reason
 from privmarket.rounds import Offer, Report, Terms
@@ -191,6 +193,9 @@ class Fleet:
             _log.warning("node %s could not bid: %s", node, reply.error.reason)
             self.bid_errors.add(reply.error.reason or "")
             return None, None
+        kind = Refusal if wire.NAMES[Refusal] in reply.content else Answer
+        if wire.NAMES[kind] in reply.content and (other := wire.other_version(reply.content, kind)):
+            return self._of_other_version(reply, other), None
         try:
             if (refused := wire.take(reply.content, Refusal, None)) is not None:
                 _log.warning("node %s does not bid: %s", node, in_policy_terms(refused.reason))
@@ -217,6 +222,16 @@ class Fleet:
         if key is not None and self.key_owner.setdefault(key, client) == client:
             self.sum_keys.setdefault(client, key)
         return client, offer
+
+    def _of_other_version(self, reply: Message, other: str) -> str:
+        """Notes a client with which this server may not speak; returns its name."""
+        node = reply.metadata.src_node_id
+        record = reply.content.config_records.get(wire.NAMES[Answer], {})
+        client = one_line(str(record.get("client", f"at node {node}")))
+        self.node_of.setdefault(client, node)
+        self.declined[client] = f"it runs privmarket {other}, this server {__version__}: {wire.VERSION_HINT}"
+        _log.warning("client %s does not bid: %s", client, self.declined[client])
+        return client
 
     def _delivery(
         self,

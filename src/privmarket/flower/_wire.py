@@ -6,6 +6,9 @@ machine gives the same micro-units.
 
 Terms, offers, orders, refusals and receipts are frozen records whose fields travel under their own names: `put`
 writes one into a message, `take` reads it, checks the type of every field and refuses fields that it does not know.
+
+Terms, and the answers to them, also carry the version of the package. The other side refuses one
+that may speak otherwise: while the major version is 0, a minor version may change the messages.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from privmarket import __version__
 from privmarket._settings import HONEST_SHARE, Trust
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
@@ -170,13 +174,35 @@ _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool,
 _FAMILY = {"sampling_rate": "float", "steps": "int", "delta": "float"}
 
 
+_VERSION = "version"
+VERSION_HINT = "server and clients need the same major and minor version"
+_VERSIONED = (Terms, Answer, Refusal)
+_LONGEST_VERSION = 30
+
+
+def other_version(content: RecordDict, kind: type) -> str:
+    """The version of a sender with which this package may not speak; empty if it may."""
+    record = content.get(NAMES[kind])
+    said = record.get(_VERSION) if isinstance(record, ConfigRecord) else None
+    plain = isinstance(said, str) and said and said.isascii() and said.isprintable()
+    version = str(said) if plain else "of an unknown version"
+    return "" if _series(version) == _series(__version__) else version[:_LONGEST_VERSION]
+
+
+def _series(version: str) -> list[str]:
+    """Major and minor version; within them messages do not change."""
+    return version.split(".")[:2]
+
+
 def put(content: RecordDict, record: AnyRecord) -> RecordDict:
     """Writes a record into a message's content, which is returned; fields that are None are left out."""
     fields = dict(vars(record))
     if (family := fields.pop("family", None)) is not None:
         fields |= {name: getattr(family, name) for name in _FAMILY}
+    version = {_VERSION: __version__} if isinstance(record, _VERSIONED) else {}
     content[NAMES[type(record)]] = ConfigRecord(
-        {
+        version
+        | {
             key.replace("_", "-"): float(value) if isinstance(value, np.floating) else value
             for key, value in fields.items()
             if value is not None
@@ -203,11 +229,15 @@ def take(content: RecordDict, kind: type[Record], default: object = WireError) -
         return None
     if not isinstance(record, ConfigRecord):
         raise WireError(f"a message without {name}", "run a privmarket app on both sides")
+    if kind in _VERSIONED and (other := other_version(content, kind)):
+        raise WireError(f"the other side runs privmarket {other}, this one {__version__}", VERSION_HINT)
     wanted: dict[str, str] = dict(kind.__annotations__)
     if with_family := "family" in wanted:
         del wanted["family"]
         wanted |= _FAMILY
     unknown = {key.replace("-", "_") for key in record} - set(wanted)
+    if kind in _VERSIONED:
+        unknown.discard(_VERSION)
     if unknown:
         raise WireError(f"{name} has unknown fields {sorted(unknown)}", hint)
     fields: dict[str, Any] = {}
