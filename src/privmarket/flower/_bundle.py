@@ -33,7 +33,7 @@ def packed_into(path: Path) -> Path | None:
         ignored = folder / ".gitignore"
         if ignored.is_file():
             lines += ignored.read_text(encoding="utf-8", errors="replace").splitlines()
-        spec = pathspec.PathSpec.from_lines("gitwildmatch", lines)
+        spec = pathspec.PathSpec.from_lines("gitignore", lines)
         return None if spec.match_file(place.relative_to(folder).as_posix()) else folder
     return None
 

@@ -226,8 +226,9 @@ class Fleet:
     def _of_other_version(self, reply: Message, other: str) -> str:
         """Notes a client with which this server may not speak; returns its name."""
         node = reply.metadata.src_node_id
-        record = reply.content.config_records.get(wire.NAMES[Answer], {})
-        client = one_line(str(record.get("client", f"at node {node}")))
+        record = reply.content.config_records.get(wire.NAMES[Answer])
+        name = None if record is None else record.get("client")
+        client = one_line(str(name)) if name is not None else f"at node {node}"
         self.node_of.setdefault(client, node)
         self.declined[client] = f"it runs privmarket {other}, this server {__version__}: {wire.VERSION_HINT}"
         _log.warning("client %s does not bid: %s", client, self.declined[client])
