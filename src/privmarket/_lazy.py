@@ -40,6 +40,7 @@ EXTRA_OF = {
     "multipart": "broker",
     "opacus": "dev",
     "pandas": "pandas",
+    "pathspec": "flower",
     "PIL": "federated",
     "prometheus_client": "broker",
     "psycopg": "postgres",

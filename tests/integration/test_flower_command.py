@@ -1,6 +1,7 @@
 """The examples and commands of the Flower part, as a stranger would type them."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,19 @@ def test_a_client_has_one_wallet_whichever_engine_runs_it(engine, given, tmp_pat
     with pytest.raises(Recorded) as seen:
         run_app(ROOT / "src/privmarket/examples/flower-quickstart", engine, 3, {}, tmp_path / "out/flower", 10.0)
     assert Path(str(seen.value)) == tmp_path / (given or "out/flower-wallets")
+
+
+@pytest.mark.parametrize("engine", ["in-process", "simulation", "deployment"])
+def test_a_guarded_app_is_refused_before_its_first_message(engine, tmp_path, monkeypatch):
+    """It was played to its end and charged, and then told that it runs no market."""
+    site = tmp_path / "site"
+    site.mkdir()
+    example = ROOT / "src/privmarket/examples/flower-guard"
+    (site / "site.toml").write_text((example / "site.toml").read_text(encoding="utf-8"))
+    monkeypatch.setenv("PRIVMARKET_POLICY", str(site / "site.toml"))
+    with pytest.raises(ConfigurationError, match="a guarded app runs no market") as caught:
+        run_app(example, engine, 2, {}, tmp_path / "out", 10.0)
+    assert "flwr run" in caught.value.hint
+    assert [path.name for path in site.iterdir()] == ["site.toml"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "guarded_app"]:
+        del sys.modules[name]

@@ -2,15 +2,20 @@
 
 import json
 import os
+import re
 import signal
+import time
 
 import pytest
+import typer.main
 
+from privmarket.cli import app as cli
 from privmarket.flower import _wire as wire
 from privmarket.flower._engine import Engine, EngineError, write_app
 from privmarket.flower._rehearsal import Fault, RehearsalPlan, rehearse, verdicts
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import run
+from tests.forked import Forked
 from tests.json_fields import check_fields
 
 
@@ -95,3 +100,43 @@ def test_a_failed_run_names_who_failed_and_shows_the_end_of_its_log(tmp_path):
     assert "node-0 ended by itself with code -9; node-0.log ends:\n  " in text
     assert "this server app breaks on purpose" in text
     assert "\x1b" not in text
+
+
+LONG_APP = """import numpy as np
+import privmarket as pm
+
+start = {"w": np.zeros(4, dtype=np.float32)}
+
+def train(weights, job):
+    noise = job.noise.standard_normal(4)
+    return {"w": (job.noise_multiplier * noise).astype(np.float32)}
+
+server = pm.flower.server_app(initial_weights=lambda: start, rounds=100_000, budget=10.0, min_nodes=2)
+client = pm.flower.client_app(train, valuation=0.1, epsilon=0.001, wallet="unlimited")
+"""
+
+
+def commanded(app, out):
+    """`privmarket flower run` in a process of its own, to which Ctrl-C comes as to any other."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
+    main = typer.main.get_command(cli)
+    main(
+        ["flower", "run", str(app), "--engine", "deployment", "--nodes", "2", "--out", str(out), "--timeout", "900"]
+    )
+
+
+def test_a_deployed_run_ends_after_the_first_interrupt(tmp_path):
+    """It has 100,000 rounds; the command returns because the server app ends after the one that it is in."""
+    app = write_app(tmp_path / "app", LONG_APP, {})
+    under_way = Forked(commanded, app, tmp_path / "out")
+    end = time.monotonic() + 400
+    while not list((tmp_path / "out").glob("*.partial.npz")) and under_way.process.is_alive():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    os.kill(under_way.process.pid, signal.SIGINT)
+    done = under_way.end(400)
+    assert done.returncode == 130, done.stderr
+    assert "finishing the round in progress" in done.stderr
+    assert re.search(r"stopped after \d+ settled rounds? of 100000", done.stderr)
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["rounds"]
+    assert "ended without a result" not in done.stderr

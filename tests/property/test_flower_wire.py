@@ -57,7 +57,8 @@ def test_offers(client, offer):
 def test_answers_without_an_offer_and_refusals(client, reason):
     answer = wire.Answer(client, bids=False, reason=reason)
     arrived = sent(wire.put(RecordDict(), answer))
-    assert set(arrived[wire.NAMES[wire.Answer]]) == {"client", "bids"} | (set() if reason is None else {"reason"})
+    fields = {"client", "bids", "version"} | (set() if reason is None else {"reason"})
+    assert set(arrived[wire.NAMES[wire.Answer]]) == fields
     assert wire.take(arrived, wire.Answer) == answer
     assert wire.take(arrived, wire.Refusal, None) is None
     assert wire.take(sent(wire.put(RecordDict(), wire.Refusal(client))), wire.Refusal).reason == client

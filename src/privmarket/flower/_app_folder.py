@@ -10,7 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +22,7 @@ from privmarket._counted import counted
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
 from privmarket.flower import _checkpoint as checkpoint, _failures as failures
+from privmarket.flower._bundle import wallets_in
 from privmarket.flower._checkpoint import SettledRounds, partial_path
 from privmarket.flower._engine import Engine, EngineError
 from privmarket.flower._in_process import InProcessGrid, play_in_process
@@ -45,7 +46,7 @@ def run_app(
     timeout_seconds: float,
     model_out: Path | None = None,
 ) -> ResultJson:
-    """Runs the app in `folder` and returns its result.
+    """Runs the app in `folder` and returns its result; an app whose client is guarded is refused, not played.
 
     Settled rounds are kept in `out` until the run has ended, so that the same call continues after them.
 
@@ -78,7 +79,7 @@ def run_app(
     with checkpoint.orderly_stop(asked):
         try:
             return _run_on(engine, folder, app, nodes, settings, out, variables, timeout_seconds)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, checkpoint.StopAskedError):
             raise StoppedError(*_settled(out)) from None
         except EngineError:
             if not asked.exists():
@@ -99,9 +100,17 @@ class StoppedError(PrivmarketError):
 def _settled(out: Path) -> tuple[str, ResultJson | None]:
     """A message, and the result of a stopped run's settled rounds, which is also written to `out`."""
     place = partial_path(out / "result.json")
-    if not place.exists():
-        return "stopped before a round was settled", None
-    left = SettledRounds.read(place)
+    left = SettledRounds.read(place) if place.exists() else None
+    settled = {sale for sale, _ in left.releases} if left is not None else set()
+    left_open = [one for one in checkpoint.read_open(checkpoint.open_path(place)) if one.sale not in settled]
+    more = ""
+    if left_open:
+        sellers = counted(len(left_open[-1].due_micro), "order")
+        more = (
+            f"; {sellers} of the round in progress had been sent: those whose updates have left are paid next time"
+        )
+    if left is None:
+        return f"stopped before a round was settled{more}", None
     known = {one.name for one in fields(MarketSettings)} - {"mechanism_settings"}
     given: dict[str, Any] = {name: value for name, value in left.settings.items() if name in known}
     releases: dict[str, tuple[PrivacyEvent, ...]] = {}
@@ -113,7 +122,7 @@ def _settled(out: Path) -> tuple[str, ResultJson | None]:
     result = MarketResult(settings, left.records, weights, releases, (), 0.0)
     write_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     done = counted(len(left.records), "settled round")
-    return f"stopped after {done} of {settings.rounds}", result.to_json()
+    return f"stopped after {done} of {settings.rounds}{more}", result.to_json()
 
 
 def _run_on(
@@ -129,6 +138,21 @@ def _run_on(
     if engine == "in-process":
         with _environment(variables):
             return _in_process(folder, app, nodes, settings, out)
+    if packed := list(wallets_in(folder)):
+        raise ConfigurationError(
+            f"{counted(len(packed), 'wallet')} in the app's folder, {packed[0]} first: Flower would pack it and "
+            "send it to every node",
+            f"move it out of {folder}, or name it in {folder / '.gitignore'}",
+        )
+    known = set(sys.modules)
+    client = None
+    with suppress(Exception):  # whatever is wrong with the app is told by Flower
+        client = _imported(folder, app, "clientapp")
+    for name in set(sys.modules) - known:  # the app runs elsewhere; its modules are not kept here
+        place = getattr(sys.modules[name], "__file__", None)
+        if place is not None and folder.resolve() in Path(place).resolve().parents:
+            del sys.modules[name]
+    require_market(client)
     # The processes start in `out`; a client has one wallet whichever engine runs it.
     wallets = Path(os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER).absolute()
     variables[WALLETS_VARIABLE] = str(wallets)
@@ -193,13 +217,9 @@ def _app_table(project: Path) -> dict[str, Any]:
 
 
 def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunConfig, out: Path) -> ResultJson:
-    sys.path.insert(0, str(folder.absolute()))
-    try:
-        with _lines_of(folder):
-            server = _component(folder, "serverapp", app["components"]["serverapp"])
-            client = _component(folder, "clientapp", app["components"]["clientapp"])
-    finally:
-        sys.path.remove(str(folder.absolute()))
+    server = _imported(folder, app, "serverapp")
+    client = _imported(folder, app, "clientapp")
+    require_market(client)
     place = out / "result.json"
     place.unlink(missing_ok=True)
     config = {**app.get("config", {}), **settings}
@@ -221,6 +241,30 @@ def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunC
     result = _with_failures(result, grid.failures)
     write_atomically(place, json.dumps(result, indent=1) + "\n")
     return result
+
+
+def require_market(client: Any) -> None:
+    """Refuses a client app that is guarded and sells nothing: its wallets would be charged in every round.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    mods = [type(mod).__name__ for mod in getattr(client, "_mods", ())]
+    if "GuardMod" in mods:
+        raise ConfigurationError(
+            "a guarded app runs no market: GuardMod releases for nothing what WalletMod sells",
+            "run it by `flwr run`, see docs/how-to/guard-a-site.md; nothing was charged",
+        )
+
+
+def _imported(folder: Path, app: Mapping[str, Any], kind: str) -> Any:
+    """One of the two apps, `serverapp` or `clientapp`, imported from its folder."""
+    sys.path.insert(0, str(folder.absolute()))
+    try:
+        with _lines_of(folder):
+            return _component(folder, kind, app["components"][kind])
+    finally:
+        sys.path.remove(str(folder.absolute()))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from privmarket._lazy import late
 from privmarket._settings import TRUSTS, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import _failures as failures, _refusals as refusals
+from privmarket.flower._guard_misfit import unlike
 from privmarket.flower._seller import (
     Job,
     MarketClientApp,
@@ -297,7 +298,12 @@ class ModuleTraining:
         """
         with refusals.becomes(Reason.APP, Exception):
             module = self.model()
-        policy.check_weights(weights, refusals.array_shapes(training.trainable_arrays(module)))
+        with refusals.becomes(Reason.MODEL, engine.ModelError):
+            engine.require_per_record(module)  # first the layers, since those in which records mix have arrays, too
+        own = refusals.array_shapes(training.trainable_arrays(module))
+        if differing := unlike(refusals.array_shapes(weights), own):
+            raise PolicyRefusal(Reason.WEIGHTS, differing, "server and client must build the same model")
+        policy.check_weights(weights)
         inputs, labels, persons = self._columns(job.context)
         if job.client not in self._noted:
             training.note_values(inputs, labels, self.loss, module)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import re
 import shutil
@@ -26,11 +27,13 @@ import httpx
 from flwr.app import UserConfigValue
 
 from privmarket.errors import PrivmarketError
+from privmarket.flower._checkpoint import RUNNING_VARIABLE, has_ended
 from privmarket.flower._result import RESULT_VARIABLE, ResultJson
 
 _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 20.0  # after the server app's end, for its result or its error to arrive
 _TAIL_LINES = 12
 _ACTIVATED = "Activated node_id="
 _FINISHED = re.compile(r"Finished task \d+ of run|Run is finished")
@@ -74,6 +77,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.folder = Path(self.folder).absolute()
         self.port = _free_port()
         self._run = ""
+        self._running = self.folder / "running"
         self.ready_seconds = 0.0
         self._entered = time.monotonic()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -93,6 +97,7 @@ class Engine(AbstractContextManager["Engine"]):
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             RESULT_VARIABLE: str(self.folder / "result.json"),
+            RUNNING_VARIABLE: str(self._running),
             **self.environment,
         }
 
@@ -146,6 +151,7 @@ class Engine(AbstractContextManager["Engine"]):
     def submit(self, app: Path, run_config: Mapping[str, UserConfigValue]) -> None:
         """Hands an app to the SuperLink, once all nodes have logged in."""
         self.await_nodes()
+        self._running.unlink(missing_ok=True)
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         command = ["flwr", "run", str(app), _CONNECTION]
         if overrides:
@@ -174,6 +180,7 @@ class Engine(AbstractContextManager["Engine"]):
         """
         end = time.monotonic() + timeout_seconds
         ended = given_up = False
+        died = math.inf
         while not result.exists():
             self._check_link()
             # Checked again after the run has ended: the result is written shortly before.
@@ -183,6 +190,9 @@ class Engine(AbstractContextManager["Engine"]):
                 why = "Flower gave the run up: its server app sent no sign of life for a minute"
                 hint = "the machine slept, or paused or starved that process: run it again when it is less busy"
                 raise EngineError(why, hint, self.evidence())
+            died = min(died, time.monotonic()) if has_ended(self._running) else math.inf
+            if time.monotonic() > died + _LAST_WORDS_SECONDS:
+                raise EngineError("the server app died without a result", self._all_logs(), self.evidence())
             if time.monotonic() > end:
                 why = f"the run had not ended after {timeout_seconds:g} s"
                 raise EngineError(why, f"allow it more time, or {self._all_logs()}", self.evidence())

@@ -16,9 +16,12 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from privmarket import __version__
 from privmarket.errors import PrivmarketError
 from privmarket.flower import _wire as wire
-from privmarket.flower._wire import Answer, Arrays, Receipt, Refusal, Sale
+from privmarket.flower._checkpoint import OpenOrders
+from privmarket.flower._refusals import one_line
+from privmarket.flower._wire import Answer, Arrays, Noted, Receipt, Refusal, Sale
 from privmarket.privacy._policy import Reason
 from privmarket.rounds import Offer, Report, Terms
 
@@ -60,6 +63,8 @@ class Fleet:
         waited_seconds: how long each call for bids took.
         last_offers: all offers in the last round, including those that the auction left out.
         late_receipts: client → a receipt from a stopped run, sent when the client answers again.
+        open_orders: the orders of stopped rounds. Their clients are asked about them when they answer again.
+        paid_late: client → what it was paid for updates of stopped rounds, which are lost.
     """
 
     grid: Grid
@@ -76,6 +81,8 @@ class Fleet:
     waited_seconds: list[float] = field(default_factory=list)
     last_offers: dict[str, Offer | None] = field(default_factory=dict)
     late_receipts: dict[str, Receipt] = field(default_factory=dict)
+    open_orders: list[OpenOrders] = field(default_factory=list)
+    paid_late: dict[str, int] = field(default_factory=dict)
 
     def wait(self, nodes: int, timeout_seconds: float) -> int:
         """Waits until this many nodes are connected; returns how many are."""
@@ -85,22 +92,38 @@ class Fleet:
         return there
 
     def offers(self, terms: Terms) -> dict[str, Offer | None]:
-        """Every client's offer, sorted by name; None for those that answered without one."""
+        """Every client's offer, sorted by name; None for those that answered without one.
+
+        Clients that get a receipt of a stopped run are asked a second time, since they may have declined before.
+        """
         started = time.perf_counter()
+        self.declined = {}
+        self.sum_keys = {}
+        answers = self._asked(terms, self.chosen)
+        if paid := self._send_late_receipts(terms):
+            declined = {client for client in paid if client in self.declined}
+            self.declined = {client: why for client, why in self.declined.items() if client not in declined}
+            answers |= self._asked(terms, {self.node_of[client] for client in declined})
+        self.waited_seconds.append(time.perf_counter() - started)
+        # Client 2 before client 10, and names after numbers, not in the order of answers.
+        order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
+        self.last_offers = {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
+        return dict(self.last_offers)
+
+    def _asked(self, terms: Terms, chosen: Collection[int] | None) -> dict[str, Offer | None]:
+        """The offers of some nodes, or of all."""
         there = set(self.grid.get_node_ids())
         # A client whose node is gone may come back on another.
         self.node_of = {client: node for client, node in self.node_of.items() if node in there}
         owner = {node: client for client, node in self.node_of.items()}
         messages = []
-        for node in sorted(there if self.chosen is None else self.chosen):
+        for node in sorted(there if chosen is None else chosen):
             content = wire.put(RecordDict(), terms)
             if (receipt := self.receipts.get(owner.get(node, ""))) is not None:
                 wire.put(content, receipt)
             messages.append(Message(content, node, wire.BID, ttl=self.bid_seconds, group_id=str(terms.number)))
         replies = self.grid.send_and_receive(messages, timeout=self.bid_seconds)
         answers: dict[str, Offer | None] = {}
-        self.declined = {}
-        self.sum_keys = {}
         for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
             client, offer = self._offer(reply)
             if client is not None and self.needs_keys and offer is not None and client not in self.sum_keys:
@@ -108,19 +131,28 @@ class Fleet:
                 offer = None
             if client is not None and client not in answers:
                 answers[client] = offer
-        self.waited_seconds.append(time.perf_counter() - started)
-        # Client 2 before client 10, and names after numbers, not in the order of answers.
-        order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
-        self.last_offers = {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
-        self._send_late_receipts(terms)
-        return dict(self.last_offers)
+        return answers
 
-    def _send_late_receipts(self, terms: Terms) -> None:
-        """Sends clients that are connected again the receipts of a stopped run."""
+    def _send_late_receipts(self, terms: Terms) -> set[str]:
+        """Sends clients that are connected again what a stopped run owes them; returns these clients."""
         due = {client: one for client, one in self.late_receipts.items() if client in self.node_of}
         if due:
             self._send(due, terms, RECEIPT_SECONDS)
             self.late_receipts = {c: one for c, one in self.late_receipts.items() if c not in due}
+        told = set(due)
+        for at, orders in enumerate(self.open_orders):
+            asked = {client: orders.receipt(client) for client in orders.due_micro if client in self.node_of}
+            clients = {self.node_of[client]: client for client in asked}
+            for reply in self._send(asked, terms, RECEIPT_SECONDS) if asked else ():
+                noted = None if reply.has_error() else wire.take(reply.content, Noted, None)
+                client = clients.pop(reply.metadata.src_node_id, None)
+                if noted is None or client is None:
+                    continue
+                if noted.released:
+                    self.paid_late[client] = self.paid_late.get(client, 0) + orders.due_micro[client]
+                self.open_orders[at] = orders = orders.answered(client, noted)
+                told.add(client)
+        return told
 
     def take(
         self,
@@ -148,12 +180,12 @@ class Fleet:
         """Sends each client the receipt of its last delivery, and waits for answers at most until the timeout."""
         self._send(self.receipts, terms, timeout_seconds)
 
-    def _send(self, receipts: Mapping[str, Receipt], terms: Terms, timeout_seconds: float) -> None:
+    def _send(self, receipts: Mapping[str, Receipt], terms: Terms, timeout_seconds: float) -> Iterable[Message]:
         messages = []
         for client, receipt in receipts.items():
             content = wire.put(wire.put(RecordDict(), terms), receipt)
             messages.append(Message(content, self.node_of[client], wire.RECEIPT, ttl=timeout_seconds))
-        self.grid.send_and_receive(messages, timeout=timeout_seconds)
+        return self.grid.send_and_receive(messages, timeout=timeout_seconds)
 
     def _offer(self, reply: Message) -> tuple[str | None, Offer | None]:
         node = reply.metadata.src_node_id
@@ -161,6 +193,9 @@ class Fleet:
             _log.warning("node %s could not bid: %s", node, reply.error.reason)
             self.bid_errors.add(reply.error.reason or "")
             return None, None
+        kind = Refusal if wire.NAMES[Refusal] in reply.content else Answer
+        if wire.NAMES[kind] in reply.content and (other := wire.other_version(reply.content, kind)):
+            return self._of_other_version(reply, other), None
         try:
             if (refused := wire.take(reply.content, Refusal, None)) is not None:
                 _log.warning("node %s does not bid: %s", node, in_policy_terms(refused.reason))
@@ -187,6 +222,17 @@ class Fleet:
         if key is not None and self.key_owner.setdefault(key, client) == client:
             self.sum_keys.setdefault(client, key)
         return client, offer
+
+    def _of_other_version(self, reply: Message, other: str) -> str:
+        """Notes a client with which this server may not speak; returns its name."""
+        node = reply.metadata.src_node_id
+        record = reply.content.config_records.get(wire.NAMES[Answer])
+        name = None if record is None else record.get("client")
+        client = one_line(str(name)) if name is not None else f"at node {node}"
+        self.node_of.setdefault(client, node)
+        self.declined[client] = f"it runs privmarket {other}, this server {__version__}: {wire.VERSION_HINT}"
+        _log.warning("client %s does not bid: %s", client, self.declined[client])
+        return client
 
     def _delivery(
         self,

@@ -20,14 +20,15 @@ from privmarket._counted import counted
 from privmarket._settings import require_one_step
 from privmarket.broker._client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.flower import _refusals as refusals, _sum_server as sums
-from privmarket.flower._checkpoint import SettledRounds
+from privmarket.flower import _checkpoint as checkpoint, _refusals as refusals, _sum_server as sums
+from privmarket.flower._checkpoint import OpenOrders, SettledRounds
 from privmarket.flower._defaults import LOUD, RoundPlan, plan_round
 from privmarket.flower._fleet import Delivery, Fleet
 from privmarket.flower._result import SUMMARY_LOG
 from privmarket.flower._settings import MarketSettings
 from privmarket.flower._sum_server import SUM_BITS, Cohorts, SignRoster
 from privmarket.flower._wire import Arrays, Receipt, Sale
+from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._policy import Reason
 from privmarket.privacy._wallet_store import ReleaseBook
 from privmarket.rounds import (
@@ -95,6 +96,7 @@ class GridMarket:
         noise: "records", or "update" if clients clip and noise whole updates.
         plan: the training plan of the last round; None before the first.
         ended: why no further round is played although some are left; empty otherwise.
+        open_file: where the orders of a round are kept until it is settled; None without a result file.
     """
 
     settings: MarketSettings
@@ -110,6 +112,8 @@ class GridMarket:
     noise: str = "records"
     plan: RoundPlan | None = None
     ended: str = ""
+    open_file: Path | None = None
+    _open: OpenOrders | None = None
     _declared: float = 0.0
     _why: dict[str, str] = field(default_factory=dict)
 
@@ -205,6 +209,45 @@ class GridMarket:
         if plan.noise_ratio > LOUD:
             _summary_log.warning("%s", too_loud(plan.noise_ratio, self.noise, self.parameters))
 
+    def note_orders(self, auction: Round) -> None:
+        """Writes down the orders of a round before they are sent; a broker keeps its own books."""
+        sellers = self.sellers(auction)
+        terms = auction.terms
+        if sellers and not isinstance(self.auctioneer, BrokerAuctioneer):
+            due = {client: award.payment_micro for client, award in sellers.items()}
+            events = {client: award.event for client, award in sellers.items()}
+            self._open = OpenOrders(terms.run, terms.number, terms.trust, due, events)
+            self._write_open()
+
+    def _write_open(self) -> None:
+        if self.open_file is not None:
+            there = [*self.fleet.open_orders, *([] if self._open is None else [self._open])]
+            checkpoint.write_open(self.open_file, there)
+
+    def find_open(self) -> None:
+        """Reads the orders that stopped runs with this result file left open."""
+        settled = {name for name, _ in self._settled_sales()}
+        self.fleet.open_orders = [one for one in checkpoint.read_open(self.open_file) if one.sale not in settled]
+
+    def end(self) -> None:
+        """After the run: orders stay open only of clients that never came back."""
+        if self.open_file is not None:
+            checkpoint.write_open(
+                self.open_file, [one.unanswered() for one in self.fleet.open_orders if one.due_micro]
+            )
+
+    def releases(self) -> dict[str, tuple[PrivacyEvent, ...]]:
+        """client → what it released in settled rounds."""
+        found: dict[str, list[PrivacyEvent]] = {}
+        for _, events in self._settled_sales():
+            for client, event in events.items():
+                found.setdefault(client, []).append(event)
+        return {client: tuple(events) for client, events in found.items()}
+
+    def _settled_sales(self) -> tuple[tuple[str, Mapping[str, PrivacyEvent]], ...]:
+        """(name, client → release) of every settled round; the book has one entry per round, in order."""
+        return self.wallets.sales()[: len(self.records)]
+
     def sellers(self, auction: Round) -> dict[str, Award]:
         """client → what it sold, for those that are here."""
         return {client: award for client, award in auction.awards.items() if client in self.fleet.node_of}
@@ -256,9 +299,26 @@ class GridMarket:
         }
         self.declined |= self.fleet.declined
         self.records.append(record)
+        self._open = None
+        self._warn_of_declines(record)
         self._look_back(auction, record)
         _log.info("round %s: %s sold, dropped %s", record.number, record.sellers, record.dropped)
         return record
+
+    def _warn_of_declines(self, record: RoundRecord) -> None:
+        """Says at once if most clients decline: the others then sell for the whole budget."""
+        declined = self.fleet.declined
+        if len(self.fleet.node_of) < 2 * len(declined) and len(declined) < len(self.fleet.node_of):
+            reasons = "; ".join(
+                f"{list(declined.values()).count(why)}: {why}" for why in dict.fromkeys(declined.values())
+            )
+            line = (
+                f"{len(declined)} of {counted(len(self.fleet.node_of), 'client')} decline "
+                f"({reasons}); the others sell for the whole budget of a round"
+            )
+            if line not in self._why.values():
+                self._why[line] = line
+                _summary_log.warning("round %s: %s", record.number + 1, line)
 
     def _look_back(self, auction: Round, record: RoundRecord) -> None:
         """Records why a round bought nothing, and ends a run in which everybody fails for the same reason."""
@@ -318,6 +378,10 @@ class GridMarket:
     def notes(self) -> list[str]:
         """Lines of the summary about refusals and rounds without sales."""
         lines = list(dict.fromkeys(self._why.values()))
+        if self.fleet.paid_late:
+            paid = sum(self.fleet.paid_late.values()) / MICRO
+            who = ", ".join(self.fleet.paid_late)
+            lines.append(f"{paid:.6f} paid for updates of a stopped round, which are lost (clients {who})")
         if self.ended:
             played = len(self.records)
             rounds = self.settings.rounds
@@ -327,6 +391,8 @@ class GridMarket:
     def stopped_note(self, partial: Path | None) -> str:
         """The line of a run that was interrupted."""
         done = f"stopped after {counted(len(self.records), 'settled round')} of {self.settings.rounds}"
+        if self._open is not None:
+            done += f"; the orders of round {self._open.number + 1} are open"
         if partial is None:
             return f"{done}; give a result file, and a stopped run can go on"
         return f"{done}; the same command goes on from there ({partial})"
@@ -337,7 +403,7 @@ class GridMarket:
             json.loads(json.dumps(self.settings.to_json())),
             tuple(self.records),
             arrays,
-            self.wallets.sales(),
+            self._settled_sales(),
             dict(self.fleet.receipts),
             self._declared,
             dict(self.cohorts_of),

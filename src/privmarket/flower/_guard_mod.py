@@ -28,11 +28,14 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 
+from privmarket._files import in_words
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
-from privmarket.flower import _wire as wire
+from privmarket.flower import _guard_misfit as misfits, _wire as wire
+from privmarket.flower._bundle import warn_if_packed
+from privmarket.flower._guard_misfit import Decision, Misfit, array_forms
 from privmarket.flower._guard_open import opened
-from privmarket.flower._guard_release import GuardedReply, array_forms
+from privmarket.flower._guard_release import GuardedReply
 from privmarket.flower._refusals import one_line
 from privmarket.flower._seller import relative_place
 from privmarket.flower._wire import Arrays
@@ -42,20 +45,17 @@ from privmarket.privacy._wallet_store import WalletFile, WalletFileError
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket import training as engine
     from privmarket.flower import _training as training
     from privmarket.flower._client import RecordsOf
     from privmarket.training import Loss
 else:
     # torch: a message that is refused is answered without it
-    engine = late("privmarket.training")
     training = late("privmarket.flower._training")
 
 CallNext = Callable[[Message, Context], Message]
 
 POLICY_KEY = "policy"  # in a node's configuration: the site's policy file
 POLICY_VARIABLE = "PRIVMARKET_POLICY"  # in the environment of the process in which a node's app runs
-_OURS = "privmarket-"  # records that a server may not put before the app
 _FIT, _EVALUATE = "fitins.parameters", "evaluateins.parameters"  # in messages of strategies of Flower's older API
 _KINDS_OF_ARRAY = "fiub"  # floating point, and the integers and flags that go back as they came
 
@@ -102,8 +102,8 @@ class GuardMod:
     Args:
         policy: the site's policy file, or the policy itself; see docs/how-to/guard-a-site.md.
         name: the site's name, which stands for `{client}` in the wallet's file name.
-        model: makes the model. With `model` and `data` the guard trains by itself, record by record, and does not
-            call the app's train function.
+        model: makes the model that is trained. Arrays that do not fit it are refused before the app is called. With
+            `data`, too, the guard trains by itself, record by record, and does not call the app's train function.
         data: gives the node's (inputs, labels) or (inputs, labels, persons).
         loss: gives one loss per record.
     """
@@ -117,8 +117,8 @@ class GuardMod:
         data: RecordsOf | None = None,
         loss: Loss | None = None,
     ) -> None:
-        if (model is None) != (data is None):
-            raise ConfigurationError("GuardMod got one of model and data", "give both, or call train_privately")
+        if data is not None and model is None:
+            raise ConfigurationError("GuardMod got data without a model", "give both, or call train_privately")
         self._given = policy
         if isinstance(policy, Path | str) and not os.environ.get(POLICY_VARIABLE) and Path(policy).exists():
             SellerPolicy.read(policy)  # mistakes in the file are reported when the app starts
@@ -133,7 +133,7 @@ class GuardMod:
         """Handles a message as a Flower mod: what leaves is a release that was charged, or fixed words."""
         try:
             return self._answer(message, context, call_next)
-        except GuardRefusal as refusal:
+        except (GuardRefusal, Misfit) as refusal:
             return _refuse(message, refusal.word, refusal)
         except (WalletError, WalletFileError) as error:
             return _refuse(message, "wallet", error)
@@ -171,10 +171,23 @@ class GuardMod:
         policy.check_weights({name: array for name, array in sent.items() if array.dtype.kind == "f"})
         reply = GuardedReply(policy, _wallet(policy, client), client, context, category, sent, metrics)
         reply.trainable = self._trainable.get(client)
-        reply.check_wallet()
-        if self._model is not None and category == "train":
-            self._check_model(self._model)
-        content = self._ask_the_app(message, context, call_next, reply)
+        warn_if_packed(reply.wallet.path)
+        try:
+            reply.check_wallet()
+        except OSError as error:
+            raise GuardRefusal(
+                "setup",
+                f"the wallet {reply.wallet.path} cannot be written: {in_words(error)}",
+                "let the user that runs the client write there, or name another place by `wallet` in the policy",
+            ) from error
+        decision = Decision(context, kind, sent)
+        try:
+            decision.require_same()
+            if self._model is not None:
+                self._require_fit(self._model, sent)
+            content = self._ask_the_app(message, context, call_next, reply, decision)
+        finally:
+            decision.keep(context)
         arrays: Arrays = {}
         if category == "train":
             arrays = self._released(reply, content)
@@ -184,11 +197,13 @@ class GuardMod:
         reply.close(arrays or {name: np.array([value]) for name, value in values.items()})
         return Message(form.reply(arrays, values, policy), reply_to=message)
 
-    def _check_model(self, model: Callable[[], nn.Module]) -> None:
+    def _require_fit(self, model: Callable[[], nn.Module], sent: Arrays) -> None:
+        """Refuses arrays that do not fit the site's model, which is made without its records."""
         try:
-            engine.require_supported(model())
-        except engine.ModelError as error:
-            raise GuardRefusal("setup", f"the guard's model: {error}", error.hint) from error
+            module = model()
+        except Exception as error:  # the function is the app's
+            raise GuardRefusal("setup", f"model= fails: {type(error).__name__}: {error}", "mend it") from error
+        misfits.fitted(module, sent)
 
     def _site(self, context: Context) -> tuple[SellerPolicy, str]:
         """The site's policy and name; never from the run's configuration, which belongs to who submits the run."""
@@ -205,6 +220,8 @@ class GuardMod:
             self._warn(note)
         try:
             policy = place if isinstance(place, SellerPolicy) else SellerPolicy.read(str(place))
+            if not isinstance(place, SellerPolicy):
+                warn_if_packed(Path(str(place)))
             return policy, self._name(context)
         except Exception as error:  # the name is the app's own function
             where = "" if isinstance(place, SellerPolicy) else f" ({Path(str(place)).absolute()})"
@@ -213,37 +230,49 @@ class GuardMod:
             ) from error
 
     def _ask_the_app(
-        self, message: Message, context: Context, call_next: CallNext, reply: GuardedReply
+        self,
+        message: Message,
+        context: Context,
+        call_next: CallNext,
+        reply: GuardedReply,
+        decision: Decision,
     ) -> RecordDict | None:
         """Calls the app on copies of message and context, and returns its reply; None if it failed.
 
         The app cannot change the original message, from which the reply is derived, nor the node's configuration,
-        which names the wallet. Its state is kept, except entries of Flower's mods.
+        which names the wallet. Its state is kept, except entries of Flower's mods and of the guard.
+
+        Raises:
+            Misfit: app and message do not fit, whatever the records are, and this is the run's first message.
         """
-        records = {name: deepcopy(record) for name, record in message.content.items() if not name.startswith(_OURS)}
+        records = {
+            name: deepcopy(record) for name, record in message.content.items() if not name.startswith(wire.OURS)
+        }
         inner = Message(RecordDict(records), metadata=copy(message.metadata))  # type: ignore[call-overload]
         masks = deepcopy(context.state.get(RECORD_KEY_STATE))
         own = copy(context)
-        own.node_config = dict(context.node_config)
-        own.run_config = dict(context.run_config)
+        own.node_config = misfits.Named(context.node_config)
+        own.run_config = misfits.Named(context.run_config)
         reply.context = own
+        content: RecordDict | None = None
+        failure: BaseException | None = None
         try:
             with opened(reply):
                 if self._model is not None and self._data is not None and reply.kind.startswith("train"):
                     inputs, labels, persons = training.columns_of(self._data(own))
                     reply.train(self._model(), inputs, labels, self._loss, persons)
-                    return RecordDict()
-                answer = call_next(inner, own)
-            if answer.has_error():
-                raise RuntimeError(f"an error reply: {answer.error.reason}")
-            return RecordDict(dict(answer.content.items()))
+                    content = RecordDict()
+                else:
+                    answer = call_next(inner, own)
+                    if answer.has_error():
+                        raise RuntimeError(f"an error reply: {answer.error.reason}")
+                    content = RecordDict(dict(answer.content.items()))
         except BaseException as error:  # also an exit, which would end the process without a reply
             if isinstance(error, KeyboardInterrupt):
                 raise
             if reply.is_short:  # two messages at once; errors of the app itself are handled below
                 raise WalletError("the wallet was used up while the app ran", "see the statement") from error
-            self._failed(reply, error)
-            return None
+            failure = error
         finally:
             if isinstance(own.state, RecordDict):
                 context.state = own.state
@@ -251,6 +280,11 @@ class GuardMod:
             context.state.pop(RECORD_KEY_STATE, None)
             if masks is not None:
                 context.state[RECORD_KEY_STATE] = masks
+        misfit = reply.misfit or (None if failure is None else misfits.of_failure(failure))
+        decision.settle(None if reply.charged else misfit)
+        if failure is not None:
+            self._failed(reply, failure)
+        return content
 
     def _failed(self, reply: GuardedReply, error: BaseException) -> None:
         """Logs for the site that the app failed; tells the server only if the policy says so."""

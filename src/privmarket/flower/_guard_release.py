@@ -22,7 +22,8 @@ from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
 from privmarket._lazy import late
 from privmarket.errors import PrivacyError, WalletError
-from privmarket.flower import _wire as wire
+from privmarket.flower import _guard_misfit as misfits, _wire as wire
+from privmarket.flower._guard_misfit import Misfit, array_forms
 from privmarket.flower._guard_open import open_reply
 from privmarket.flower._seller import Job, event_of
 from privmarket.flower._wire import Arrays, Sale
@@ -74,6 +75,7 @@ class GuardedReply:
         charged: what was charged to the wallet so far.
         measured: metric → the values of single records that the app passed in.
         is_short: whether the wallet refused a charge although there was room before the app ran.
+        misfit: why the app and the message cannot fit, whatever the records are.
     """
 
     policy: SellerPolicy
@@ -88,6 +90,7 @@ class GuardedReply:
     charged: list[Charge] = field(default_factory=list)
     measured: dict[str, np.ndarray] = field(default_factory=dict)
     is_short: bool = False
+    misfit: Misfit | None = None
 
     @property
     def rules(self) -> GuardPolicy:
@@ -165,7 +168,8 @@ class GuardedReply:
         The module's own weights are overwritten: they may hold anything that an earlier training left there.
 
         Raises:
-            PrivacyError: the policy does not allow it, it was done before in this reply, or the arrays do not fit.
+            Misfit: arrays, model or a missing `persons` do not fit, whatever the records are.
+            PrivacyError: the policy does not allow it, or it was done before in this reply.
             ModelError, ConfigurationError: the model or the records cannot be used.
             WalletError: the wallet does not hold it any more.
         """
@@ -178,7 +182,19 @@ class GuardedReply:
             raise PrivacyError("train_privately in answer to an evaluation", "train in the app's train function")
         if self.released is not None or self.charged:
             raise PrivacyError("train_privately twice in one message", "train once; steps are set in [guard]")
-        names = load_sent(module, self.sent)
+        try:
+            names = misfits.fitted(module, self.sent)
+            if self.policy.unit == "person" and persons is None:
+                raise Misfit(
+                    misfits.SETUP,
+                    'unit = "person", and no persons',
+                    "give train_privately(…, persons=…), whose record each is; beside GuardMod(model=…) let data "
+                    "return (inputs, labels, persons)",
+                )
+        except Misfit as misfit:
+            self.misfit = misfit
+            raise
+        self.misfit = None
         weights = training.trainable_arrays(module)
         charge = self.records_charge()
         job = self._job(charge.event.noise_multiplier)
@@ -360,34 +376,6 @@ def moved_by(sent: Arrays, moving: Sequence[str], step: np.ndarray) -> Arrays:
     return released
 
 
-def array_forms(arrays: Arrays) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each array, in order of the names."""
-    return sorted((name, tuple(array.shape)) for name, array in arrays.items())
-
-
-def load_sent(module: nn.Module, sent: Arrays) -> dict[str, str]:
-    """Loads the weights that a server sent into a module, by their names or, where they have none, by their order.
-
-    Returns:
-        Name in the module → name in the message, of all that was loaded.
-
-    Raises:
-        PrivacyError: they do not fit.
-    """
-    state = module.state_dict()
-    own = list(state) if len(state) == len(sent) else list(training.trainable_arrays(module))
-    names = {name: name for name in own} if set(own) == set(sent) else dict(zip(own, sent, strict=False))
-    shapes = [tuple(state[name].shape) == tuple(sent[there].shape) for name, there in names.items()]
-    if len(names) != len(sent) or len(own) != len(sent) or not all(shapes):
-        raise PrivacyError(
-            f"arrays {list(sent)[:4]} and a model with {own[:4]}", "server and client must build the same model"
-        )
-    for name, there in names.items():
-        target = state[name]
-        target.copy_(target.new_tensor(sent[there].astype(np.float64)).reshape(target.shape))
-    return names
-
-
 def reported(reply: RecordDict | None, name: str) -> float | None:
     """The number with this name in any record of an app's reply; None if there is no finite one."""
     if reply is None:
@@ -419,5 +407,6 @@ def _require_room(wallet: OpenWallet, charges: Sequence[Charge]) -> None:
         except WalletError as error:
             raise WalletError(
                 f"ε = {one.epsilon:g} does not fit: {wallet.remaining_share:.1%} of the wallet is left",
-                "this site takes part no more; a new lifetime needs new records",
+                "releases of this size are refused from now on, smaller ones as long as they fit; a new lifetime "
+                "needs new records",
             ) from error

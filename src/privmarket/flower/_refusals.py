@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from privmarket._settings import TOLERANCE
 from privmarket.errors import PrivmarketError, WalletError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(failures.LOGGER)
 # Reasons that the owner of a client can remove by changing its own code or records.
 OWN_FAULTS = frozenset({Reason.FAILED, Reason.APP, Reason.MODEL, Reason.RECORDS})
+REFUSED = "privmarket: "  # how the text of an error reply begins, to servers without a market
 _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
 # Characters of a server, in a file that the client's owner reads; and in a line of the log, with our own words.
 LONGEST_TEXT, _LONGEST_LINE = 200, 2000
@@ -61,11 +63,17 @@ class Task:
 def refuse(message: Message, context: Context, error: Exception, reason: Reason | None = None) -> Message:
     """The answer to an error: one word, counted in the node's state. Details go to the client's own log.
 
+    A server of the market reads the word. Any other gets an error reply with fixed words, which Flower's strategies
+    count as a failure of this node; a reply of another form would end its run.
+
     Args:
         reason: the word; that of the error unless given.
     """
     word = reason or reason_of(error)
     note_refusal(context, word, error)
+    if not any(name.startswith(wire.OURS) for name in message.content):
+        text = f"{REFUSED}{word.value}: {word.meaning}"
+        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, text), reply_to=message)
     return Message(wire.put(RecordDict(), Refusal(str(word))), reply_to=message)
 
 

@@ -20,6 +20,7 @@ from privmarket._files import write_atomically
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.flower import _wire as wire
+from privmarket.flower._checkpoint import OpenOrders
 from privmarket.flower._settings import MarketSettings
 from privmarket.privacy._accountant import Certificate, RdpAccountants, certify
 from privmarket.privacy._calibration import alone_event
@@ -99,6 +100,7 @@ class MarketResult:
         cohorts: round → the number of its secure sums; under aggregate trust.
         build: makes the module that was trained; None if the run had arrays only.
         task: what was learned, if the app gave a task.
+        lost: what clients sold in rounds that were stopped, as far as their wallets hold it.
         own_records: the models of the buyer's own records; None without such records.
         notes: further lines of the summary: why nothing was bought, what was refused, where a run stopped.
     """
@@ -116,6 +118,7 @@ class MarketResult:
     task: Task | None = None
     own_records: OwnRecords | None = None
     notes: Sequence[str] = ()
+    lost: Sequence[OpenOrders] = ()
 
     @cached_property
     def model(self) -> nn.Module:
@@ -168,6 +171,8 @@ class MarketResult:
             sellers = len({*record.sold_epsilon, *record.dropped})
             largest = math.ceil(sellers / self.cohorts.get(record.number, 1))
             events.append(alone_event(event, largest, self.settings.honest_share))
+        lost = [(one.events[client], len(one.events)) for one in self.lost if client in one.events]
+        events += [alone_event(event, sellers, self.settings.honest_share) for event, sellers in lost]
         return certify(events, self.settings.delta).epsilon
 
     @property
@@ -198,26 +203,36 @@ class MarketResult:
         return paid
 
     @cached_property
+    def charged(self) -> dict[str, tuple[PrivacyEvent, ...]]:
+        """client → all that its wallet was charged for: its releases, and its sales in rounds that were stopped."""
+        found = dict(self.releases)
+        for orders in self.lost:
+            for client, event in orders.events.items():
+                found[client] = (*found.get(client, ()), event)
+        return found
+
+    @cached_property
     def epsilon_spent(self) -> dict[str, float]:
         """client → ε of all it released, at the run's δ, had the sales been fixed in advance: a report.
 
         If sales were chosen after seeing earlier releases, only the cap of each client's wallet is promised.
         """
-        if not self.releases:
+        charged = self.charged
+        if not charged:
             return {}
-        accountants = RdpAccountants(len(self.releases))
-        longest = max(len(events) for events in self.releases.values())
+        accountants = RdpAccountants(len(charged))
+        longest = max(len(events) for events in charged.values())
         for at in range(longest):
-            accountants.compose([events[at] if at < len(events) else None for events in self.releases.values()])
+            accountants.compose([events[at] if at < len(events) else None for events in charged.values()])
         found = accountants.get_epsilon(self.settings.delta)
-        return {client: float(one) for client, one in zip(self.releases, found, strict=True)}
+        return {client: float(one) for client, one in zip(charged, found, strict=True)}
 
     def certificate(self, client: str | None = None) -> Certificate:
         """The certificate of one client's releases; by default of the client that released most."""
         if client is None:
             client = max(self.epsilon_spent, key=self.epsilon_spent.__getitem__, default="")
         unit = "record" if self.task is None else self.task.unit
-        return certify(self.releases.get(client, ()), self.settings.delta, unit=unit)
+        return certify(self.charged.get(client, ()), self.settings.delta, unit=unit)
 
     def to_json(self) -> ResultJson:
         """The result as JSON data, without the model's weights."""
@@ -260,8 +275,10 @@ class MarketResult:
         paid_micro = self.paid_micro
         for client, epsilon in self.epsilon_spent.items():
             paid = paid_micro.get(client, 0) / MICRO
-            sales = len(self.releases[client])
-            lines.append(f"client {client}: {counted(sales, 'sale')}, ε = {epsilon:.2f} in all, paid {paid:.6f}")
+            sales = counted(len(self.charged[client]), "sale")
+            stopped = len(self.charged[client]) - len(self.releases.get(client, ()))
+            sales += f" ({stopped} of them in a stopped round)" if stopped else ""
+            lines.append(f"client {client}: {sales}, ε = {epsilon:.2f} in all, paid {paid:.6f}")
         lines += self.notes
         if self.paid_micro:
             spent = sum(paid_micro.values()) / MICRO

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -23,16 +23,18 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from privmarket._files import in_words
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import _refusals as refusals, _wire as wire
-from privmarket.flower._wire import Answer, Arrays, Offered, Receipt, Sale
+from privmarket.flower._bundle import warn_if_packed
+from privmarket.flower._wire import Answer, Arrays, Noted, Offered, Receipt, Sale
 from privmarket.market._outcome import is_beyond
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._policy import UNLIMITED, Order, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.privacy._wallet_store import OpenWallet, WalletFile
+from privmarket.privacy._wallet_store import OpenWallet, WalletFile, WalletFileError
 from privmarket.rounds import Offer, Terms, sale_name
 from privmarket.secagg import FileJournal, Signer, Step, SumJournal, SurvivorList
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from privmarket.broker._signatures import SigningKey
 MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
 _COMPARED = 50  # this many of a seller's newest sales at a broker are compared with its wallet
+_MOST_FAILURES = 2  # sales that failed here in one run; then this client sells no more in it
 _PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
@@ -162,6 +165,7 @@ class Seller:
         try:
             buyer = self._check_terms(terms, context)
             self._note_receipt(message.content, context)
+            _check_failures(context)
             wanted = self.offer(terms, context)
             if wanted is not None:
                 price = self.policy.price.get(terms.trust, wanted.valuation)
@@ -214,9 +218,17 @@ class Seller:
     def _check_debt(self, wallet: OpenWallet, buyer: str, event: PrivacyEvent) -> None:
         """Refuses to sell this release, too, to a buyer that has not paid for others."""
         owed = wallet.unpaid_epsilon(buyer)
-        if owed > 0:
-            cap = float(wallet.wallets.cap_epsilon[0])
+        if owed <= 0:
+            return
+        cap = float(wallet.wallets.cap_epsilon[0])
+        try:
             self.policy.check_debt(buyer, owed, wallet.unpaid_epsilon(buyer, event), cap)
+        except PolicyRefusal as refusal:
+            refusal.hint = (
+                "wait for the payment, or write a larger unpaid_epsilon into a policy file and name it by policy=, "
+                "beside the same wallet="
+            )
+            raise
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
         """Checks a call or an order against the policy and, with a broker, against the published task.
@@ -378,8 +390,8 @@ class Seller:
     def receive(self, message: Message, context: Context) -> Message:
         """Records in the wallet what the receipt of the last round says: the payment, or why there was none."""
         wire.take(message.content, Terms)
-        self._note_receipt(message.content, context)
-        return Message(RecordDict(), reply_to=message)
+        noted = self._note_receipt(message.content, context)
+        return Message(RecordDict() if noted is None else wire.put(RecordDict(), noted), reply_to=message)
 
     def _compare(self, broker: BrokerClient, context: Context) -> None:
         """Compares the wallet with this seller's newest sales in the broker's books, and records payments."""
@@ -391,20 +403,34 @@ class Seller:
             if wallet is not None:
                 wallet.compare(broker.url.rstrip("/"), newest)
 
-    def _note_receipt(self, content: RecordDict, context: Context) -> None:
+    def _note_receipt(self, content: RecordDict, context: Context) -> Noted | None:
+        """Records a receipt, if there is one; returns the answer to that of a round that was stopped."""
         receipt = wire.take(content, Receipt, None)
         if receipt is None:
-            return
+            return None
         if self.broker is not None:  # payments as the broker states them, not the server
             with self.broker(context) as broker:
                 self._compare(broker, context)
-            return
+            return None
         if receipt.paid_micro < 0:
             raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
+        name = sale_name(receipt.run, receipt.number)
+        noted = None
+        if receipt.stopped:
+            noted = self._noted(receipt, name, context)
+            if not noted.released:
+                return noted
         with self._wallet(context) as wallet:
             if wallet is not None:
-                fault = refusals.one_line(receipt.fault)
-                wallet.paid(sale_name(receipt.run, receipt.number), receipt.paid_micro, fault)
+                wallet.paid(name, receipt.paid_micro, refusals.one_line(receipt.fault))
+        return noted
+
+    def _noted(self, receipt: Receipt, name: str, context: Context) -> Noted:
+        """What the wallet says about a sale; a client without one knows of none."""
+        wallet = self.wallet(context)
+        sales = wallet.statement() if isinstance(wallet, WalletFile) else []
+        sale = next((one for one in sales if one["sale"] == name and not one.get("void")), None)
+        return Noted(receipt.run, receipt.number, sale is not None, sale is not None and sale["released"])
 
     def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
         wallet = self.wallet(context)
@@ -423,7 +449,8 @@ class Seller:
                 f"the wallet {wallet.path.name} counts ε per {wallet.unit}, the policy per {self.policy.unit}",
                 f'give WalletFile(…, unit="{self.policy.unit}")',
             )
-        return wallet.open()
+        warn_if_packed(wallet.path)
+        return _opened(wallet)
 
     def journal(self, context: Context) -> SumJournal:
         """The journal of this client's secure sums: beside its wallet, unless set otherwise."""
@@ -532,10 +559,39 @@ class RegisteredSigner:
         return bytes.fromhex(self.key.sign(statement))
 
 
+@contextmanager
+def _opened(wallet: WalletFile) -> Iterator[OpenWallet]:
+    """A wallet, opened.
+
+    Raises:
+        WalletFileError: its file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(wallet.open())
+        except OSError as error:
+            raise WalletFileError(
+                f"the wallet {wallet.path} cannot be written: {in_words(error)}",
+                "let the user that runs the client write there, or name another place",
+            ) from error
+        yield opened
+
+
 @lru_cache(maxsize=4096)
 def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
     """The release that sells ε; cached, since calibration takes a millisecond and the same ε is often sold."""
     return family.event(epsilon)
+
+
+def _check_failures(context: Context) -> None:
+    """Declines for the rest of a run in which sales failed here: each of them spends ε and earns nothing."""
+    failed = refusals.refusals(context).get(Reason.FAILED.value, 0)
+    if failed >= _MOST_FAILURES:
+        raise PolicyRefusal(
+            Reason.FAILED,
+            f"{failed} sales of this run failed here, after their ε was spent; no buyer owes anything for them",
+            "mend the app by the first error in this log; the next run begins anew",
+        )
 
 
 def _check_against_offer(sale: Sale, context: Context) -> None:

@@ -16,7 +16,7 @@ from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower import _checkpoint as checkpoint, _wire as wire
-from privmarket.flower._checkpoint import partial_path
+from privmarket.flower._checkpoint import StopAskedError, partial_path
 from privmarket.flower._defaults import optimiser_gain, steps_for
 from privmarket.flower._fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower._grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for, buy_sum
@@ -111,6 +111,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        checkpoint.note_running()
         config = context.run_config
         here = chosen.overridden(config)
         if "steps" not in settings and "steps" not in config and initial_weights is None:
@@ -123,7 +124,7 @@ def server_app(
         run = MarketRun(grid, here, auctioneer, subject.start(), subject.measure, on_round, kept, subject, signs)
         try:
             app.result = run.run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopAskedError):
             app.result = run.stopped()
             log_summary(app.result)
             raise
@@ -131,6 +132,7 @@ def server_app(
         save_result(context, app.result, result_file)
         if kept is not None:
             kept.unlink(missing_ok=True)
+        run.market.end()
 
     return app
 
@@ -201,6 +203,7 @@ class MarketRun:
         # At a broker bids are sealed, and sellers have registered keys.
         self.fleet.needs_keys = settings.trust == "aggregate" and isinstance(self.auctioneer, LocalAuctioneer)
         self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
+        self.market.open_file = None if self.partial is None else checkpoint.open_path(self.partial)
         self.market.parameters = sum(array.size for array in self.start_weights.values())
         self.market.server_gain = optimiser_gain(
             settings.server_rate, settings.momentum, settings.rounds, settings.final_rate
@@ -226,7 +229,7 @@ class MarketRun:
             if self.market.ended:
                 break
             if checkpoint.stop_asked() and number + 1 < self.settings.rounds:
-                raise KeyboardInterrupt
+                raise StopAskedError("stopped, as asked", "the same command goes on")
         if self.settings.receipts and self.fleet.receipts:
             self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
         return self.result()
@@ -239,12 +242,13 @@ class MarketRun:
             self.settings,
             tuple(market.records),
             self.model_weights(),
-            market.wallets.releases(),
+            market.releases(),
             tuple(self.fleet.waited_seconds),
             time.perf_counter() - self._began,
             market.declined,
             tuple(self.round_seconds),
             cohorts=market.cohorts_of,
+            lost=tuple(self.fleet.open_orders),
             build=subject.build,
             task=subject.task,
             own_records=subject.own_records,
@@ -262,9 +266,11 @@ class MarketRun:
     def _go_on(self) -> None:
         """Continues from the settled rounds of a stopped run with the same settings."""
         left = checkpoint.found(self.partial, self.settings, self.start_weights)
+        if left is not None:
+            self.market.restore(left)
+        self.market.find_open()
         if left is None:
             return
-        self.market.restore(left)
         whole = {name: left.arrays[name] for name in self.shapes}
         parts = [torch.from_numpy(flatten(whole))]
         for name in ("direction", "averaged"):
@@ -305,6 +311,7 @@ class MarketRun:
 
     def train(self, auction: Round) -> Delivered:
         """Sends every seller its order. Returns what arrives in time, and Σ α·update over the usable updates."""
+        self.market.note_orders(auction)
         if auction.terms.trust == "aggregate":
             return self._train_sum(auction)
         if self.settings.secure_aggregation:

@@ -35,15 +35,15 @@ from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.broker._client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
-from privmarket.flower import _checkpoint as checkpoint, _wire as wire
-from privmarket.flower._checkpoint import partial_path
+from privmarket.flower import _checkpoint as checkpoint, _refusals as refusals, _wire as wire
+from privmarket.flower._checkpoint import StopAskedError, partial_path
 from privmarket.flower._defaults import steps_for, strategy_gain
 from privmarket.flower._fleet import RECEIPT_SECONDS, Delivery, Fleet
 from privmarket.flower._grid_market import BrokerAuctioneer, GridMarket, auctioneer_for, buy_sum
 from privmarket.flower._result import MarketResult, log_summary, result_places, save_result
 from privmarket.flower._settings import checked_evaluation, own_arguments, require_maker, settings_from
 from privmarket.flower._sum_server import SignRoster
-from privmarket.flower._wire import Arrays, Refusal, Sale
+from privmarket.flower._wire import Arrays, Sale
 from privmarket.rounds import Delivered, LocalAuctioneer, Round, RoundRecord, hold_auction, settle_round
 from privmarket.simulation._server import seller_weights
 
@@ -162,11 +162,14 @@ class AuctionStrategy(Strategy):
         If `evaluate_fn` fails before the first round, the run does not start; later, only its figure is missing. An
         interrupted run leaves a result of the settled rounds.
         """
+        checkpoint.note_running()
         self._prepare(grid, initial_arrays, num_rounds)
         left = checkpoint.found(self._partial, self.settings, arrays_of(initial_arrays))
         first = initial_arrays
         if left is not None:
             self._begun.restore(left)
+        self._begun.find_open()
+        if left is not None:
             self._before = len(left.records)
             first = ArrayRecord({name: Array(left.arrays[name]) for name in initial_arrays})
         self._arrays = first
@@ -183,7 +186,7 @@ class AuctionStrategy(Strategy):
             )
         except AllFailedError:
             result = Result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopAskedError):
             self._send_receipts()
             self._begun.fleet.receipts = {}
             self._keep(self._arrays)
@@ -198,6 +201,7 @@ class AuctionStrategy(Strategy):
         save_result(None, self.result, self._result_file)
         if self._partial is not None:
             self._partial.unlink(missing_ok=True)
+        self._begun.end()
         return result
 
     def _prepare(self, grid: Grid, arrays: ArrayRecord, rounds: int) -> None:
@@ -223,6 +227,7 @@ class AuctionStrategy(Strategy):
         places = result_places(None, self._result_file)
         self._partial = partial_path(places[0]) if places else None
         self._market = self._new_market(grid, arrays)
+        self._market.open_file = None if self._partial is None else checkpoint.open_path(self._partial)
 
     def _new_market(self, grid: Grid, arrays: ArrayRecord) -> GridMarket:
         fleet = Fleet(grid, self.settings.bid_seconds)
@@ -287,11 +292,12 @@ class AuctionStrategy(Strategy):
             self.settings,
             records,
             arrays_of(final),
-            market.wallets.releases(),
+            market.releases(),
             tuple(market.fleet.waited_seconds),
             time.perf_counter() - self._started,
             market.declined,
             cohorts=market.cohorts_of,
+            lost=tuple(market.fleet.open_orders),
             build=self._model,
             notes=(*market.notes(), *(refused if self._refused_evaluation else ()), *notes),
         )
@@ -307,6 +313,7 @@ class AuctionStrategy(Strategy):
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(number, arrays, config, grid)}
         market.fleet.chosen = picked.keys()
         auction = hold_auction(market.pacing.terms(market.records), market.fleet, self.auctioneer, market.wallets)
+        market.note_orders(auction)
         if self.settings.trust == "aggregate":
             # The protocol sends its own messages; the strategy sends none.
             self._open = auction, {}, arrays
@@ -346,7 +353,7 @@ class AuctionStrategy(Strategy):
         if market.ended:
             raise AllFailedError(market.ended)
         if checkpoint.stop_asked() and len(market.records) < self.settings.rounds:
-            raise KeyboardInterrupt
+            raise StopAskedError("stopped, as asked", "the same command goes on")
         return merged
 
     def _merged(
@@ -374,11 +381,10 @@ class AuctionStrategy(Strategy):
         """The inner strategy's result on the replies without refusals, which the run's summary counts."""
         answered = []
         for message in replies:
-            refusal = None if message.has_error() else wire.take(message.content, Refusal, None)
-            if refusal is None:
-                answered.append(message)
-            else:
+            if message.has_error() and (message.error.reason or "").startswith(refusals.REFUSED):
                 self._refused_evaluation.add(str(message.metadata.src_node_id))
+            else:
+                answered.append(message)
         return self.inner.aggregate_evaluate(server_round + self._before, answered) if answered else None
 
     def report(self, context: Context, result: Result | None = None) -> MarketResult:

@@ -33,7 +33,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from privmarket.errors import DataError, PrivacyError
+from privmarket.errors import ConfigurationError, DataError, PrivacyError
 from privmarket.flower import _failures as failures, _trial as trial
 from privmarket.flower._guard_open import open_reply
 from privmarket.flower._seller import Job
@@ -321,6 +321,12 @@ def require_records(inputs: Column, labels: Column, persons: Column | None, job:
         )
     records = ClientRecords(x, y, [x.shape[0]], None if persons is None else torch.as_tensor(persons))
     if job.unit == "person":
+        if persons is None:
+            raise ConfigurationError(
+                'unit = "person", and no persons',
+                "give train_privately(…, persons=…), whose record each is; beside client_app(data=…) let data "
+                "return (inputs, labels, persons)",
+            )
         by_person(records)
     if loss is None and y.dtype.is_floating_point:
         raise PrivacyError(f"labels of {y.dtype}", "give whole numbers, or a loss for others")

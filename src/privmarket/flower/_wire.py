@@ -6,6 +6,9 @@ machine gives the same micro-units.
 
 Terms, offers, orders, refusals and receipts are frozen records whose fields travel under their own names: `put`
 writes one into a message, `take` reads it, checks the type of every field and refuses fields that it does not know.
+
+Terms, and the answers to them, also carry the version of the package. The other side refuses one
+that may speak otherwise: while the major version is 0, a minor version may change the messages.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from privmarket import __version__
 from privmarket._settings import HONEST_SHARE, Trust
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
@@ -27,6 +31,7 @@ from privmarket.secagg import Message as SumMessage, SumRefusal, from_bytes, to_
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
+OURS = "privmarket-"  # how they all begin
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
 SUM = "privmarket-sum"  # a message of a secure sum, as bytes
 JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise multiplier, clipping, rate, steps, unit
@@ -81,6 +86,8 @@ class Receipt:
 
     Attributes:
         cohorts: under aggregate trust, the number of secure sums of the round.
+        stopped: whether the round was stopped before it was settled. Then only an update that has left is paid for,
+            and the client answers with `Noted`.
     """
 
     run: str
@@ -89,6 +96,22 @@ class Receipt:
     fault: str = ""
     trust: Trust = "local"
     cohorts: int = 1
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a client's wallet says about a sale of a round that was stopped.
+
+    Attributes:
+        charged: whether the wallet holds the sale.
+        released: whether its update has left, so that it is paid for.
+    """
+
+    run: str
+    number: int
+    charged: bool
+    released: bool
 
 
 @dataclass(frozen=True)
@@ -135,8 +158,8 @@ class Offered:
     honest_share: float
 
 
-AnyRecord = Terms | Answer | Sale | Refusal | Receipt | Offered
-Record = TypeVar("Record", Terms, Answer, Sale, Refusal, Receipt, Offered)
+AnyRecord = Terms | Answer | Sale | Refusal | Receipt | Noted | Offered
+Record = TypeVar("Record", Terms, Answer, Sale, Refusal, Receipt, Noted, Offered)
 SALE = "privmarket-sale"
 NAMES: dict[type, str] = {
     Terms: "privmarket-call",
@@ -144,10 +167,31 @@ NAMES: dict[type, str] = {
     Sale: SALE,
     Refusal: "privmarket-no",
     Receipt: "privmarket-receipt",
+    Noted: "privmarket-noted",
     Offered: "privmarket-offer",
 }
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Trust": str}
 _FAMILY = {"sampling_rate": "float", "steps": "int", "delta": "float"}
+
+
+_VERSION = "version"
+VERSION_HINT = "server and clients need the same major and minor version"
+_VERSIONED = (Terms, Answer, Refusal)
+_LONGEST_VERSION = 30
+
+
+def other_version(content: RecordDict, kind: type) -> str:
+    """The version of a sender with which this package may not speak; empty if it may."""
+    record = content.get(NAMES[kind])
+    said = record.get(_VERSION) if isinstance(record, ConfigRecord) else None
+    plain = isinstance(said, str) and said and said.isascii() and said.isprintable()
+    version = str(said) if plain else "of an unknown version"
+    return "" if _series(version) == _series(__version__) else version[:_LONGEST_VERSION]
+
+
+def _series(version: str) -> list[str]:
+    """Major and minor version; within them messages do not change."""
+    return version.split(".")[:2]
 
 
 def put(content: RecordDict, record: AnyRecord) -> RecordDict:
@@ -155,8 +199,10 @@ def put(content: RecordDict, record: AnyRecord) -> RecordDict:
     fields = dict(vars(record))
     if (family := fields.pop("family", None)) is not None:
         fields |= {name: getattr(family, name) for name in _FAMILY}
+    version = {_VERSION: __version__} if isinstance(record, _VERSIONED) else {}
     content[NAMES[type(record)]] = ConfigRecord(
-        {
+        version
+        | {
             key.replace("_", "-"): float(value) if isinstance(value, np.floating) else value
             for key, value in fields.items()
             if value is not None
@@ -183,11 +229,15 @@ def take(content: RecordDict, kind: type[Record], default: object = WireError) -
         return None
     if not isinstance(record, ConfigRecord):
         raise WireError(f"a message without {name}", "run a privmarket app on both sides")
+    if kind in _VERSIONED and (other := other_version(content, kind)):
+        raise WireError(f"the other side runs privmarket {other}, this one {__version__}", VERSION_HINT)
     wanted: dict[str, str] = dict(kind.__annotations__)
     if with_family := "family" in wanted:
         del wanted["family"]
         wanted |= _FAMILY
     unknown = {key.replace("-", "_") for key in record} - set(wanted)
+    if kind in _VERSIONED:
+        unknown.discard(_VERSION)
     if unknown:
         raise WireError(f"{name} has unknown fields {sorted(unknown)}", hint)
     fields: dict[str, Any] = {}

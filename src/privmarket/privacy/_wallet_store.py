@@ -689,7 +689,8 @@ def _charged(sale: Mapping[str, Any]) -> Release:
 
 
 def _is_owed(sale: SaleEntry) -> bool:
-    return not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
+    """Whether a buyer owes for a sale: only an update that has left is owed for, not a training that failed."""
+    return sale["released"] and not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
 
 
 def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float, *more: Release) -> float:

@@ -71,7 +71,7 @@ def rows_of(name: str, seed: int, trust: str) -> list[dict[str, Any]]:
     rows = []
     for point in plan.rehearsed:
         config = point.choice.config(base, point.total)
-        runs = [run_figures(config.replace(seed=seed), task, None) for seed in RUN_SEEDS]
+        runs = [run_figures(config.replace(seed=seed), task, None, {}) for seed in RUN_SEEDS]
         gains = [task.score.gain(run.score_before or 0.0, run.score) for run in runs]
         rows.append(
             {

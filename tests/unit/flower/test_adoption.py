@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.app.exception import AppExitException
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -23,7 +22,8 @@ from privmarket.flower._wire import Sale
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._policy import PolicyRefusal
-from tests.unit.flower.toy import VALUATIONS, Wire, partition, refusal_of, seed_noise
+from tests.unit.flower.guarded import ask, plain_app, run
+from tests.unit.flower.toy import VALUATIONS, Wire, partition, seed_noise
 
 NODES = 6
 START = ArrayRecord({"w": wire.Array(np.zeros(5, dtype=np.float32)), "steps": wire.Array(np.array([3]))})
@@ -153,9 +153,10 @@ def test_sales_that_the_mod_cannot_keep_are_refused(tmp_path):
 def test_a_strategy_without_the_market_gets_nothing(tmp_path):
     """A plain FedAvg server that asks a client with a wallet to train is refused, and nothing is spent."""
     grid = Wire(existing_app(mod(tmp_path)), NODES)
-    with pytest.raises(AppExitException, match="one ArrayRecord"):  # FedAvg gives up on replies without arrays
-        FedAvg(fraction_evaluate=0.0).start(grid, START, num_rounds=1)
-    assert all(refusal_of(reply) for reply in grid.answered)
+    result = FedAvg(fraction_evaluate=0.0).start(grid, START, num_rounds=2)
+    assert not result.train_metrics_clientapp
+    assert all(reply.error.reason.startswith("privmarket: unsold") for reply in grid.answered)
+    assert len(grid.answered) == 2 * NODES
     assert not list(tmp_path.iterdir())
 
 
@@ -306,3 +307,22 @@ def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tm
     wallet = pm.privacy.WalletFile.existing(tmp_path / "0" / "client-0.jsonl")
     assert wallet.epsilon_spent == pytest.approx(runs[0]["epsilon_spent"]["0"], rel=0.1)
     assert 0.0 < wallet.epsilon_remaining < wallet.cap_epsilon == 8.0
+
+
+@pytest.mark.parametrize("kind", ["WalletMod", "client_app"])
+def test_a_server_without_a_market_counts_a_failure_and_goes_on(kind, tmp_path):
+    """One of two nodes sells its privacy; the other takes part for nothing."""
+    if kind == "WalletMod":
+        seller = plain_app([pm.flower.WalletMod(0.1, wallet=8.0, noise="records")])
+    else:
+        seller = pm.flower.client_app(lambda weights, job: weights, valuation=0.1, wallet="unlimited")
+    free = plain_app([])
+
+    def both(message, context):
+        return (seller if context.node_config["partition-id"] else free)(message, context)
+
+    result = run(FedAvg(min_available_nodes=2), both, rounds=2)
+    assert sorted(result.train_metrics_clientapp) == sorted(result.evaluate_metrics_clientapp) == [1, 2]
+    reply = ask(seller)
+    assert reply.error.reason.startswith("privmarket: ")
+    assert ask(seller, "evaluate").has_error()

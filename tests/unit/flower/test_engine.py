@@ -1,6 +1,8 @@
 """What is said when an engine fails, without starting one, and how long a rehearsal waits."""
 
 import json
+import multiprocessing
+import os
 import threading
 from contextlib import nullcontext
 from subprocess import CompletedProcess
@@ -10,6 +12,7 @@ import pytest
 
 from privmarket.cli import _flower as flower_commands
 from privmarket.flower import _engine as engine_module
+from privmarket.flower._checkpoint import RUNNING_VARIABLE, has_ended, note_running
 from privmarket.flower._engine import Engine, EngineError
 from privmarket.flower._rehearsal import RehearsalPlan, run_timeout, stretched
 
@@ -40,6 +43,32 @@ def test_a_run_that_flower_gave_up_is_told_from_one_that_failed(tmp_path):
     assert given_up.value.evidence.endswith(GIVEN_UP)
     with pytest.raises(EngineError, match="ended without a result"):
         engine_with(tmp_path, "Finished task 7 of run 8").await_result(tmp_path / "none", 60.0)
+
+
+def holds(place, ready, end):
+    """A server app that runs until it is killed."""
+    os.environ[RUNNING_VARIABLE] = str(place)
+    note_running()
+    ready.set()
+    end.wait()
+
+
+def test_a_server_app_that_dies_without_a_word_is_noticed(tmp_path, monkeypatch):
+    """Neither a result nor a word in the SuperLink's log: only its lock on a file is gone."""
+    monkeypatch.setattr(engine_module, "_LAST_WORDS_SECONDS", 0.0)
+    engine = engine_with(tmp_path, "")
+    assert not has_ended(engine._running)  # it has not begun
+    processes = multiprocessing.get_context("spawn")
+    ready, end = processes.Event(), processes.Event()
+    server = processes.Process(target=holds, args=(engine._running, ready, end))
+    server.start()
+    assert ready.wait(120)
+    with pytest.raises(EngineError, match="had not ended"):
+        engine.await_result(tmp_path / "none", 0.1)
+    server.kill()
+    server.join()
+    with pytest.raises(EngineError, match="the server app died without a result"):
+        engine.await_result(tmp_path / "none", 300.0)
 
 
 def test_a_run_that_takes_too_long_says_how_long_and_names_dead_nodes(tmp_path):
