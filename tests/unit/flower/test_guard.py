@@ -271,16 +271,26 @@ def test_a_policy_for_records_lets_no_other_training_out(tmp_path, monkeypatch, 
 def test_persons_are_protected_together_where_the_policy_says_so(tmp_path, monkeypatch):
     """With persons of one record each it trains as without them; with persons of three it does not."""
     found = []
-    for text, persons in (("", None), ("person", torch.arange(60)), ("person", torch.arange(60) // 3)):
+    for unit, persons in (("record", None), ("person", torch.arange(60)), ("person", torch.arange(60) // 3)):
         seed_noise(monkeypatch)
-        unit = f'unit = "{text}"\n' if text else ""
+        folder = tmp_path / unit  # a wallet counts one unit for life
+        folder.mkdir(exist_ok=True)
         data = lambda context, persons=persons: (*records(), persons)  # noqa: E731
-        app = ClientApp(mods=[guard(tmp_path, unit + RECORDS, model=build, data=data)])
+        app = ClientApp(mods=[guard(folder, f'unit = "{unit}"\n' + RECORDS, model=build, data=data)])
         app.train()(lambda message, context: None)
         found.append(flat(ask(app, content=model_message()).content["arrays"]))
     assert np.allclose(found[0], found[1], atol=1e-3)
     assert not np.allclose(found[1], found[2], atol=1e-3)
-    assert [sale["unit"] for sale in wallet(tmp_path).statement()] == ["record", "person", "person"]
+    assert [sale["unit"] for sale in wallet(tmp_path / "record").statement()] == ["record"]
+    assert [sale["unit"] for sale in wallet(tmp_path / "person").statement()] == ["person", "person"]
+
+
+def test_a_wallet_of_another_unit_is_refused_and_the_log_says_so(tmp_path, caplog):
+    assert not ask(torch_app([guard(tmp_path, RECORDS)]), content=model_message()).has_error()
+    reply = ask(torch_app([guard(tmp_path, 'unit = "person"\n' + RECORDS)]), content=model_message())
+    assert reply.has_error()
+    assert "per record" in caplog.text
+    assert len(wallet(tmp_path).statement()) == 1
 
 
 def test_sampled_steps_are_charged_as_such(tmp_path):
