@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,11 +27,6 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
 
 
-def guessed(epsilon: float) -> float:
-    """How often the best guess of one bit is right under ε-DP."""
-    return 1 / (1 + math.exp(-epsilon))
-
-
 def recipe_of(name: str) -> Recipe:
     return Recipe.from_json(load(shipped(name), name).facts["recipe"])
 
@@ -49,9 +43,6 @@ def tries() -> float:
 
 
 STATED: list[tuple[str, str, Callable[[], float]]] = [
-    ("docs/glossary.md", "right at most {:.0%} of the time at ε = 1", lambda: guessed(1)),
-    ("docs/glossary.md", "{:.0%} at ε = 2", lambda: guessed(2)),
-    ("docs/glossary.md", "{:.1%} at ε = 5 (for δ = 0)", lambda: guessed(5)),
     (
         "docs/glossary.md",
         "200 sales of ε = 1 cost ε = {:.1f}, not 200",
