@@ -340,7 +340,7 @@ BAD = {
     "auction '' --budget 1": "Is a directory",
     "auction bids.csv --budget 1,5": "'1,5' is not a valid float",
     "auction bids.csv --budget 1 --mechanism ''": "unknown mechanism ''",
-    "auction bids.csv --budget 1 --mechanism rules.py": "unknown mechanism 'rules.py'",
+    "auction bids.csv --budget 1 --mechanism rules.py": "'rules.py' names a file and no rule in it (write rules.py:NAME",
     "auction bids.csv --budget 1 --mechanism rules.py:below": "below: epsilon of client 'ann' is -1",
     "auction bids.csv --budget 1 --mechanism rules.py:nothing": "nothing returned NoneType, not a pair",
     "auction bids.csv --budget 1 --mechanism rules.py:texts": "epsilon: not an array of numbers",

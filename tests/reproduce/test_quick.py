@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from privmarket.cli import app
 from privmarket_studies.reproduce.cache import Cache, Record
 from privmarket_studies.reproduce.cells import Scale
-from privmarket_studies.reproduce.document import ResultPage, Results, Text, with_options
+from privmarket_studies.reproduce.document import ResultPage, Results, with_command
 from privmarket_studies.reproduce.markets import EXACT, LITERAL, RULES
 from privmarket_studies.reproduce.questions import QUESTIONS
 from tests.once import made_once
@@ -55,12 +55,12 @@ def test_every_page_has_its_text_tables_and_figures(out, name):
 
 
 def test_a_page_names_the_command_that_made_it(out):
-    text = (out / "rq3" / "README.md").read_text()
-    assert "Command: `privmarket reproduce rq3 --quick`" in text
-    page = ResultPage("rq3", "RQ3", [Text("Command: `privmarket reproduce rq3`; see `privmarket reproduce rq1`.")])
-    shown = with_options(page, "--quick --seeds 2").blocks[0].markdown
-    assert shown == "Command: `privmarket reproduce rq3 --quick --seeds 2`; see `privmarket reproduce rq1`."
-    assert with_options(page, "") == page
+    for name in QUESTIONS:
+        text = (out / name / "README.md").read_text()
+        assert text.rstrip().endswith(f"Command: `privmarket reproduce {name} --quick`")
+    assert (
+        with_command(ResultPage("rq3", "RQ3", []), "").blocks[0].markdown == "Command: `privmarket reproduce rq3`"
+    )
 
 
 def test_one_report_holds_all_pages(out):
@@ -70,11 +70,15 @@ def test_one_report_holds_all_pages(out):
 
 
 def test_every_rule_is_in_every_table_of_rq3(out):
+    """In those that the page shows, and in the files of the others, which it links."""
     text = (out / "rq3" / "README.md").read_text()
     tables = [part for part in text.split("\n\n") if part.startswith("| mechanism | R |")]
-    assert len(tables) == 11
+    files = [file.read_text() for file in (out / "rq3").glob("rq3-*-b*.csv")]
+    assert len(tables) == 4
+    assert len(files) == 11
     for rule in (*RULES, *LITERAL):
         assert all(f"| {rule} |" in table for table in tables)
+        assert all(f"\n{rule}," in file for file in files)
 
 
 def test_pacs_row_is_that_of_ten_clients(results):

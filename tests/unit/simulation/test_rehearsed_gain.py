@@ -53,7 +53,8 @@ def test_more_records_help_where_own_ones_are_few(goal, tmp_path):
     # Inputs stay as they are, which a Flower app can do.
     assert {point.choice.statistics for point in plan.rehearsed} == {"none"}
     whole = [
-        run_figures(rich.choice.config(config_of(task), 100.0).replace(seed=seed), task, None) for seed in (1, 2)
+        run_figures(rich.choice.config(config_of(task), 100.0).replace(seed=seed), task, None, {})
+        for seed in (1, 2)
     ]
     assert np.mean([run.score - run.score_before for run in whole]) > 0
 
@@ -106,7 +107,7 @@ def test_money_and_epsilon_are_those_of_a_whole_run(trust, wallet):
     """Payments and ε do not depend on records: a run on the sellers' records has the same."""
     task = made(owner=half_to_one)
     config = config_of(task, trust=trust, wallet=wallet)
-    whole = run_figures(config, task, None)
+    whole = run_figures(config, task, None, {})
     alone = MarketAlone(config, task=own(task)).figures()
     for name in ("spent", "lifetime_epsilon", "highest_pay", "sellers_per_round", "epsilon_if_others_collude"):
         assert getattr(alone, name) == pytest.approx(getattr(whole, name)), name

@@ -83,7 +83,7 @@ def reproduce(
     pages = []
     for asked in chosen:
         mine = [by_key[cell.key] for cell in listed[asked.name] if cell.key in by_key]
-        pages.append(document.with_options(asked.render(document.Results(mine)), _options(quick, seeds)))
+        pages.append(document.with_command(asked.render(document.Results(mine)), _options(quick, seeds)))
         report.write_page(pages[-1], out / asked.name)
         report.write_cells_csv(mine, out / asked.name / "cells.csv")
         if keep is not None:

@@ -125,16 +125,10 @@ class ResultPage:
     blocks: Sequence[Block]
 
 
-def with_options(page: ResultPage, options: str) -> ResultPage:
-    """The page of a run with these options: where it names its own command, the options stand there, too."""
-    if not options:
-        return page
-    command = f"privmarket reproduce {page.name}"
-    blocks = [
-        Text(block.markdown.replace(f"`{command}`", f"`{command} {options}`")) if isinstance(block, Text) else block
-        for block in page.blocks
-    ]
-    return replace(page, blocks=blocks)
+def with_command(page: ResultPage, options: str) -> ResultPage:
+    """The page of a run with these options, which ends with the command that made it."""
+    command = f"privmarket reproduce {page.name} {options}".rstrip()
+    return replace(page, blocks=[*page.blocks, Text(f"Command: `{command}`")])
 
 
 class Results:
